@@ -1,0 +1,560 @@
+"""The nouns of probe-service: what goes in (`ProbeRequest`), what comes out (`ProbeReport`), and job states.
+
+Rates are fractions in 0–1 and end in ``_rate`` or ``_share``; similarities are cosines (higher is closer);
+times end in ``_seconds``. Every estimate states its interval at the report's confidence level and how it was
+obtained. This module is light: pydantic only.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+SCHEMA_VERSION = "1.0"
+CONFIDENCE_LEVEL = 0.95
+DEFAULT_TEMPERATURE = 0.05
+DEFAULT_TOP_K = 4
+DEFAULT_NUM_REPEATS = 100
+DEFAULT_BUDGET = 0.20
+SIMILARITY_THRESHOLDS = (0.7, 0.8, 0.9, 0.95)
+
+Share = Annotated[float, Field(ge=0.0, le=1.0)]
+Cosine = Annotated[float, Field(ge=-1.0, le=1.0)]
+
+
+class Noun(BaseModel):
+    """Base of all nouns: frozen, and closed to fields that it does not know."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="null")
+
+
+# --------------------------------------------------------------------------------------------------- the request
+
+
+class CorpusKind(StrEnum):
+    """What one row of the corpus is."""
+
+    SENTENCES = "sentences"
+    """One text a row; its positive is another view of itself (dropout)."""
+    PAIRS = "pairs"
+    """An anchor and its positive."""
+    TUPLES = "tuples"
+    """An anchor, its positive and its own hard negatives, whose number may vary by row."""
+    EMBEDDINGS = "embeddings"
+    """Vectors made elsewhere, with or without texts."""
+
+
+class CorpusFormat(StrEnum):
+    """How the bytes are read; each may also be gzip-packed."""
+
+    TXT = "txt"
+    JSONL = "jsonl"
+    CSV = "csv"
+    TSV = "tsv"
+    PARQUET = "parquet"
+    NPY = "npy"
+    NPZ = "npz"
+
+
+class ColumnRoles(Noun):
+    """Which column plays which part. Those left out are inferred from common names and echoed in the report."""
+
+    text: str | None = None
+    anchor: str | None = None
+    positive: str | None = None
+    negatives: tuple[str, ...] = ()
+    id: str | None = None
+    group: str | None = None
+    label: str | None = None
+    source: str | None = None
+    embedding: str | None = None
+
+
+class CorpusOptions(Noun):
+    """How to read a corpus."""
+
+    format: CorpusFormat | None = Field(None, description="Inferred from the name and the first bytes if null.")
+    kind: CorpusKind | None = Field(None, description="Inferred from the roles if null.")
+    columns: ColumnRoles = ColumnRoles()
+    where: dict[str, str] = Field(
+        default_factory=dict,
+        description="Keep only rows whose column has this value, e.g. {'split': 'train'}; the others are counted.",
+    )
+    max_rows: int | None = Field(
+        None, ge=2, description="Encode at most this many rows, drawn uniformly without replacement (a reservoir)."
+    )
+    label_is_meaning: bool = Field(
+        False, description="Treat the label column as groups of the same meaning. Topics are not meanings."
+    )
+    case_fold: bool = Field(False, description="Two texts that differ only in case count as equal.")
+
+
+class ProbeRequest(Noun):
+    """What to measure, on an already known corpus."""
+
+    encoder: str | None = Field(
+        None, description="Name of a known encoder, of a sentence-transformers model, or a path; null: the default."
+    )
+    corpus: CorpusOptions = CorpusOptions()
+    batch_sizes: tuple[int, ...] | None = Field(
+        None, description="Sizes N, each at least 2 and at most the usable rows; null: powers of two that fit."
+    )
+    num_repeats: int = Field(DEFAULT_NUM_REPEATS, ge=2, le=100_000, description="Batches drawn for each size, at least.")
+    top_k: int = Field(DEFAULT_TOP_K, ge=1, le=1000)
+    temperature: float = Field(DEFAULT_TEMPERATURE, description="T; sentence-transformers' scale is 1/T.")
+    seed: int = Field(0, ge=0, lt=2**63)
+    budget: Share = Field(DEFAULT_BUDGET, description="Largest acceptable false_negative_softmax_share.")
+    worst_case_similarity: Cosine | None = Field(
+        None,
+        description="s₀: in the worst case every unjudged pair at least this similar is false. Null: measured for the"
+        " encoder on bundled same-meaning pairs.",
+    )
+
+    @field_validator("batch_sizes")
+    @classmethod
+    def _sizes_sorted_once(cls, sizes: tuple[int, ...] | None) -> tuple[int, ...] | None:
+        if sizes is None:
+            return None
+        if not sizes:
+            raise ValueError("name at least one batch size")
+        if min(sizes) < 2:
+            raise ValueError(f"a batch needs at least 2 rows to have a negative, not {min(sizes)}")
+        return tuple(sorted(set(sizes)))
+
+    @field_validator("temperature")
+    @classmethod
+    def _temperature_positive(cls, temperature: float) -> float:
+        if not 0.0 < temperature <= 100.0:
+            raise ValueError(f"the temperature must be above 0 and at most 100, not {temperature}")
+        return temperature
+
+
+# --------------------------------------------------------------------------------------------------- the estimates
+
+
+class Estimate(Noun):
+    """A figure with its interval at the report's confidence level.
+
+    ``low`` and ``high`` are null where no interval can be given honestly; ``method`` then says why.
+    """
+
+    value: float
+    low: float | None
+    high: float | None
+    method: str
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Estimate:
+        if (self.low is None) != (self.high is None):
+            raise ValueError("an interval has two ends or none")
+        if self.low is not None and self.high is not None and not self.low <= self.value <= self.high:
+            raise ValueError(f"value {self.value} lies outside its interval [{self.low}, {self.high}]")
+        return self
+
+
+class PairsAbove(Noun):
+    """Negative pairs of one batch whose similarity is at least ``threshold``."""
+
+    threshold: Cosine
+    expected_pairs: Estimate = Field(description="Expected number of such pairs in a batch.")
+    at_least_one: Estimate = Field(description="Probability that a batch has at least one, 0–1.")
+
+
+class GaussianSimilarity(Noun):
+    """Cosines of the rows of a batch to standard-normal vectors: the noise series of the paper's Figure 1."""
+
+    mean: Estimate
+    max: Estimate
+    vectors_per_batch: int
+
+
+class Xi(Noun):
+    """Quantiles over anchors of ξ_i = Σ_{j≠i} exp((s_ij − s_ii⁺)/T)."""
+
+    p10: Estimate
+    p50: Estimate
+    p90: Estimate
+
+
+class GradientError(Noun):
+    """How well one dtype computes the gradients with respect to the similarities, against float64."""
+
+    infonce: Estimate = Field(description="Relative error of the InfoNCE gradient.")
+    flatnce: Estimate = Field(description="Relative error of the FlatNCE gradient.")
+    zero_loss_share: Estimate = Field(description="Share of anchors whose InfoNCE loss rounds to 0.")
+
+
+class Nulls(Noun):
+    """`top_k_mean` where the corpus brings no false negatives: a rising curve alone proves nothing."""
+
+    gaussian_matched: Estimate | None = Field(
+        description="Vectors drawn from a Gaussian with the corpus's own mean and covariance."
+    )
+    false_negatives_masked: Estimate | None = Field(
+        description="The same batches with the known false-negative pairs masked; null where none is known."
+    )
+    isotropic: Estimate | None = Field(description="Directions drawn at random, as in the paper's footnote.")
+
+
+class CurvePoint(Noun):
+    """Everything measured at one batch size; each figure is an expectation over batches of the corpus."""
+
+    batch_size: int
+    num_batches: int = Field(description="Independent batches behind the sampled figures.")
+    negative_pairs_per_batch: int = Field(description="N(N−1)/2 for sentences, N(N−1) for pairs.")
+    top_k: list[Estimate | None] = Field(description="Expected r-th largest similarity of all negative pairs, r = 1…k.")
+    top_k_mean: Estimate | None = Field(description="Expected mean of those k; null if the batch has fewer pairs.")
+    hardest_negative: Estimate = Field(description="Expected mean over anchors of the largest similarity.")
+    pairs_above: list[PairsAbove]
+    false_negatives_per_anchor: Estimate | None
+    anchors_with_false_negative: Estimate | None = Field(description="P(an anchor has at least one), 0–1.")
+    false_negative_softmax_share: Estimate | None = Field(
+        description="S(N): the share of each anchor's push on its negatives that lands on rows that mean the same."
+    )
+    false_negative_gradient_share: Estimate | None = Field(
+        description="G(N): the same share of an InfoNCE update; null where the positives have no similarity."
+    )
+    worst_case: Estimate | None = Field(
+        description="S(N) if every unjudged pair with similarity ≥ s₀ were a false negative."
+    )
+    gaussian_similarity: GaussianSimilarity
+    xi: Xi | None
+    effective_anchors: Estimate | None = Field(description="(Σv)²/(N Σv²), 0–1.")
+    effective_negatives: Estimate = Field(description="Mean over anchors of 1/Σ_j w_ij².")
+    gradient_error: dict[str, GradientError] | None
+    nulls: Nulls
+
+
+class SharePoint(Noun):
+    """S at one batch size of the scan over all integers."""
+
+    batch_size: int
+    estimate: Estimate
+    worst_case: Estimate | None
+
+
+class Histogram(Noun):
+    """Similarities of random negative pairs of the corpus: expected counts in equal bins from −1 to 1."""
+
+    bin_edges: list[float]
+    all_pairs: list[int]
+    known_false_negatives: list[int]
+    pairs_counted: int
+
+
+# --------------------------------------------------------------------------------------------------- the report
+
+
+class ExcludedRows(Noun):
+    """Rows left out for one reason, counted and listed."""
+
+    reason: Literal["blank", "null", "not_a_string", "zero_vector", "non_finite_vector"]
+    count: int
+    rows: list[int] = Field(description="Row numbers from 1; the first 1,000.")
+
+
+class DuplicateCounts(Noun):
+    """Rows that repeat an earlier row, under ever looser equality."""
+
+    exact: int = Field(description="Equal to an earlier row, byte for byte.")
+    normalized: int = Field(description="Equal after NFC and white-space folding (includes exact).")
+    case_folded: int = Field(description="Equal after case folding as well (includes normalized).")
+    rows: list[int] = Field(description="Row numbers of the normalized repeats; the first 1,000.")
+
+
+class TruncatedRows(Noun):
+    """Rows that the tokenizer cuts at the encoder's maximum length."""
+
+    count: int
+    rows: list[int]
+    collisions: int = Field(description="Rows equal to another only after the cut; not false negatives.")
+    collision_rows: list[int]
+
+
+class CorpusInfo(Noun):
+    """What was read, what was left out, and what stayed."""
+
+    sha256: str = Field(description="Content hash of the usable rows: texts, groups and sources, in file order.")
+    name: str
+    format: str
+    kind: CorpusKind
+    columns: ColumnRoles
+    columns_inferred: bool
+    rows_read: int
+    rows_filtered_out: int = Field(description="Rows that `where` set aside.")
+    rows_usable: int = Field(description="n: the rows that the figures speak of.")
+    rows_encoded: int = Field(description="m ≤ n: the rows drawn and encoded.")
+    excluded: list[ExcludedRows]
+    duplicates: DuplicateCounts
+    truncated: TruncatedRows | None
+    groups: int | None = Field(description="Distinct groups, where a group column was read.")
+    rows_without_group: int | None
+    sources: dict[str, int] | None = Field(description="Usable rows by source.")
+    hard_negatives: int | None = Field(description="Hard negatives of all usable rows, for tuples.")
+
+
+class EncoderInfo(Noun):
+    """Which encoder ran, from where, and how."""
+
+    name: str
+    backend: str
+    location: str = Field(description="Hub name or path that the weights came from.")
+    revision: str | None
+    revision_pinned: bool
+    weights_sha256: str | None
+    pooling: str
+    normalized: bool
+    max_length: int | None = Field(description="Tokens.")
+    dimension: int
+    dtype: str
+    device: str
+    prompt: str | None
+    check: str = Field(description="The check that the encoder passed at load.")
+    fingerprint: str = Field(description="Key of the cache of vectors.")
+
+
+class EvidenceInfo(Noun):
+    """What is known about which pairs are false negatives."""
+
+    tier: Literal["certain", "labelled"]
+    description: str
+    known_false_negative_pairs: int = Field(description="Ordered pairs (anchor, candidate) among the encoded rows.")
+    ordered_pairs: int
+    unjudged_pair_share: Share = Field(description="Share of ordered pairs that nothing is known about.")
+    worst_case_similarity: float | None
+    worst_case_source: str
+
+
+class VerdictKind(StrEnum):
+    """How a batch size stands against the budget."""
+
+    PASS = "pass"
+    FAIL = "fail"
+    INCONCLUSIVE = "inconclusive"
+
+
+class Verdict(Noun):
+    """One batch size against the budget."""
+
+    batch_size: int
+    verdict: VerdictKind
+    reason: str
+    assumption: str | None = Field(None, description="What a pass rests on besides the rows themselves.")
+
+
+class BatchSizeLimit(Noun):
+    """n_max: the largest N whose upper limit keeps within the budget at every integer from 2 to N."""
+
+    value: int | None = Field(description="null if even a batch of 2 is above the budget.")
+    tested_up_to: int
+    exceeded: bool = Field(description="False: no tested size exceeded the budget, so n_max is at least `value`.")
+    reason: str
+    assumption: str | None = None
+
+
+class DropEffect(Noun):
+    """What dropping the repeated rows does, measured on batches of the remaining rows."""
+
+    rows_to_drop: list[int] = Field(description="Row numbers; the first of each set of equal texts stays.")
+    rows_remaining: int
+    n_max_after: BatchSizeLimit | None
+    share_after: list[SharePoint] = Field(description="S at the requested sizes that still fit.")
+
+
+class PaperRule(Noun):
+    """The paper's rule, for comparison only: the largest size whose top_k_mean is at most a threshold."""
+
+    threshold: float
+    batch_size: int | None
+
+
+class Advice(Noun):
+    """The safe window in numbers and in words."""
+
+    budget: float
+    budget_is_provisional: bool
+    headline: str
+    explanation: list[str] = Field(description="Sentences for a newcomer.")
+    n_max: BatchSizeLimit
+    verdicts: list[Verdict]
+    drop_duplicates: DropEffect | None
+    paper_rule: list[PaperRule]
+
+
+class ReportWarning(Noun):
+    """Something that the reader should know before trusting a figure."""
+
+    code: str
+    message: str
+
+
+class SimilarPair(Noun):
+    """One of the most similar negative pairs of the encoded rows."""
+
+    rank: int
+    similarity: float
+    row: int
+    other_row: int
+    text: str | None
+    other_text: str | None
+    known_false_negative: bool | None = Field(description="null: unjudged.")
+    source: str | None
+    other_source: str | None
+
+
+class RunInfo(Noun):
+    """Who ran this, where and when: the part of a report that differs from run to run."""
+
+    id: str
+    created_at: str
+    finished_at: str
+    host: str
+    versions: dict[str, str]
+
+
+class SamplingInfo(Noun):
+    """How batches were drawn and intervals made."""
+
+    method: Literal["sampled"]
+    sampler: Literal["random"]
+    confidence_level: float
+    seed: int
+    num_repeats: int
+    top_k: int
+    temperature: float
+    sub_pools: int | None = Field(description="20 where a sample of rows was encoded; null for the whole corpus.")
+    interval: str = Field(description="How intervals were made, in words.")
+    largest_size_with_interval: int
+
+
+class ProbeReport(Noun):
+    """The result of one probe. Equal vectors, request and seed give equal bytes but for `run` and `timings`."""
+
+    schema_version: str = SCHEMA_VERSION
+    run: RunInfo
+    request: ProbeRequest
+    corpus: CorpusInfo
+    encoder: EncoderInfo
+    evidence: EvidenceInfo
+    sampling: SamplingInfo
+    curve: list[CurvePoint]
+    scan: list[SharePoint] = Field(description="S over all integers, thinned for drawing; n_max used every integer.")
+    histogram: Histogram
+    pairs: list[SimilarPair] = Field(description="The most similar negative pairs; the first 20.")
+    advice: Advice
+    warnings: list[ReportWarning]
+    timings: dict[str, float] = Field(description="Seconds by phase.")
+
+
+# --------------------------------------------------------------------------------------------------- jobs
+
+
+class JobState(StrEnum):
+    """The life of a job."""
+
+    QUEUED = "queued"
+    """Accepted; no worker has begun."""
+    RUNNING = "running"
+    """A worker has begun; after a crash it stays here until a worker takes it up again."""
+    CANCELLING = "cancelling"
+    """Asked to stop; the running step has not ended yet."""
+    CANCELLED = "cancelled"
+    """Stopped on request."""
+    SUCCEEDED = "succeeded"
+    """The report is there."""
+    FAILED = "failed"
+    """Ended with `error`."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether the job will not change any more."""
+        return self in (JobState.CANCELLED, JobState.SUCCEEDED, JobState.FAILED)
+
+
+class Phase(StrEnum):
+    """What a probe is doing."""
+
+    READING = "reading"
+    LOADING = "loading"
+    ENCODING = "encoding"
+    MEASURING = "measuring"
+    ADVISING = "advising"
+
+
+class Progress(Noun):
+    """How far a probe is."""
+
+    phase: Phase
+    fraction: Share = Field(description="Of the whole job; an estimate.")
+    done: int
+    total: int
+    unit: str
+    eta_seconds: float | None = None
+    curve: list[CurvePoint] = Field(default_factory=list, description="The sizes measured so far.")
+
+
+class ProblemDetail(BaseModel):
+    """An error as an RFC 9457 problem document, with the stable code and the row."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    code: str
+    row: int | None = None
+    column: str | None = None
+    count: int | None = None
+    instance: str | None = None
+
+
+class Job(Noun):
+    """A job as the API shows it."""
+
+    id: str
+    state: JobState
+    corpus_id: str | None
+    corpus_name: str
+    created_at: str
+    updated_at: str
+    request: ProbeRequest
+    progress: Progress | None
+    attempts: int = Field(description="Times that a worker has begun it.")
+    error: ProblemDetail | None
+    links: dict[str, str]
+
+
+class JobList(Noun):
+    """Jobs, newest first."""
+
+    jobs: list[Job]
+    next_offset: int | None
+
+
+class StoredCorpus(Noun):
+    """Uploaded bytes, kept by their SHA-256."""
+
+    id: str = Field(description="SHA-256 of the bytes as uploaded.")
+    name: str
+    size_bytes: int
+    format: str
+    created_at: str
+
+
+class ProbeSubmission(Noun):
+    """Body of ``POST /v1/probes``: exactly one of `rows`, `corpus_id` and `hf`, and the request."""
+
+    rows: list[dict[str, Any] | str] | None = Field(None, description="Objects with columns, or plain texts.")
+    corpus_id: str | None = None
+    hf: str | None = Field(None, description="hf:NAME[:config[:split]][@revision]")
+    name: str | None = None
+    request: ProbeRequest = ProbeRequest()
+
+    @model_validator(mode="after")
+    def _one_corpus(self) -> ProbeSubmission:
+        if sum(given is not None for given in (self.rows, self.corpus_id, self.hf)) != 1:
+            raise ValueError("give exactly one of rows, corpus_id and hf")
+        return self
