@@ -1,0 +1,86 @@
+"""What all tests share: no network, the labelled corpora, the browser.
+
+Labelled corpora lie outside the repository, since their licences do not allow copies here; PROBE_TEST_DATA names
+their folder. Where they or Chromium are missing, tests that need them are skipped with the reason, unless
+PROBE_TEST_REQUIRE lists ``data`` or ``browser``: then they fail, so that CI cannot pass by skipping.
+"""
+
+from __future__ import annotations
+
+import os
+
+# Before anything imports huggingface_hub, which reads it once: no test may wait for a network.
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from playwright.sync_api import Browser
+
+ROOT = Path(__file__).resolve().parents[1]
+
+CHROMIUM_FLAGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+]
+
+MARKER_BY_FIXTURE = {"labelled_corpora": "labelled", "chromium": "browser"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark tests by what they ask for, so that ``-m "not browser"`` never misses one."""
+    for item in items:
+        for fixture, marker in MARKER_BY_FIXTURE.items():
+            if fixture in getattr(item, "fixturenames", ()):
+                item.add_marker(marker)
+
+
+def skip_unless_required(requirement: str, reason: str) -> None:
+    """Skip the test with the reason, or fail it where PROBE_TEST_REQUIRE lists the requirement."""
+    required = {name.strip() for name in os.environ.get("PROBE_TEST_REQUIRE", "").split(",")}
+    if requirement in required:
+        pytest.fail(f"{reason} (required by PROBE_TEST_REQUIRE)", pytrace=False)
+    pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def repository() -> Path:
+    """The root of the checkout."""
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def labelled_corpora() -> Path:
+    """The folder of labelled corpora that PROBE_TEST_DATA names."""
+    named = os.environ.get("PROBE_TEST_DATA")
+    if not named:
+        skip_unless_required("data", "PROBE_TEST_DATA names no folder of labelled corpora")
+    folder = Path(named or "")
+    if not folder.is_dir():
+        skip_unless_required("data", f"PROBE_TEST_DATA names {folder}, which is not a folder")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Browser]:
+    """A headless Chromium; PROBE_TEST_CHROMIUM names another executable than the distribution's."""
+    executable = Path(os.environ.get("PROBE_TEST_CHROMIUM", "/usr/bin/chromium"))
+    if not executable.is_file():
+        skip_unless_required("browser", f"no Chromium at {executable}; PROBE_TEST_CHROMIUM may name another")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=str(executable), args=CHROMIUM_FLAGS)
+        yield browser
+        browser.close()
