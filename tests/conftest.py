@@ -1,8 +1,8 @@
 """What all tests share: no network, the labelled corpora, the browser.
 
 Labelled corpora lie outside the repository, since their licences do not allow copies here; PROBE_TEST_DATA
-names their folder. Where they or Chromium are missing, tests that need them are skipped with the reason, unless
-PROBE_TEST_REQUIRE lists ``data`` or ``browser``: then they fail, so that CI cannot pass by skipping.
+names their folder. Where they or Chromium are missing, tests that need them are skipped with the reason,
+unless PROBE_TEST_REQUIRE lists ``data`` or ``browser``: then they fail, so that CI cannot pass by skipping.
 """
 
 from __future__ import annotations
