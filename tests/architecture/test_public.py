@@ -59,14 +59,18 @@ def sources(repository: Path) -> list[Path]:
 
 
 def mismatch(tree: ast.Module, *, is_package: bool) -> dict[str, set[str]]:
-    """Public names left out of `__all__`, and names in it that are not there; empty where there is no `__all__`."""
+    """Functions and classes left out of `__all__`, and names in it that are not there.
+
+    A constant may stay out: a test may want to read it, and yet it is nothing to build upon.
+    """
     declared = declared_names(tree)
     if declared is None:
         return {}
     defined = defined_names(tree)
     offered = defined | (imported_names(tree) if is_package else set())
     lazy = any(isinstance(node, ast.FunctionDef) and node.name == "__getattr__" for node in tree.body)
-    found = {"unlisted": defined - declared, "absent": set() if lazy else declared - offered}
+    unlisted = {name for name in defined - declared if not name.isupper()}
+    found = {"unlisted": unlisted, "absent": set() if lazy else declared - offered}
     return {kind: names for kind, names in found.items() if names}
 
 
