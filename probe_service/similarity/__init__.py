@@ -1,1 +1,32 @@
-"""similarity"""
+"""Similarities of negative pairs: the k best pairs of a batch, and what a batch's similarities say.
+
+`top_pairs` finds the k most similar negative pairs, exactly, with their rows. `measure_batches` goes once over the
+similarities of a stack of batches and keeps a few numbers of each; `measure_windows` gives one figure for every batch
+size from one random order. None ever holds more than one block of the N×N matrix.
+"""
+
+from __future__ import annotations
+
+from probe_service.similarity.batches import (
+    BatchMeasurements,
+    KnownPairs,
+    batch_top_k,
+    measure_batches,
+    noise_similarity,
+    stack_size,
+)
+from probe_service.similarity.pairs import TopPairs, top_pairs
+from probe_service.similarity.windows import WindowShares, measure_windows
+
+__all__ = [
+    "BatchMeasurements",
+    "KnownPairs",
+    "TopPairs",
+    "WindowShares",
+    "batch_top_k",
+    "measure_batches",
+    "measure_windows",
+    "noise_similarity",
+    "stack_size",
+    "top_pairs",
+]

@@ -1,0 +1,1 @@
+"""Contrastive losses and their numerics."""
