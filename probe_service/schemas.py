@@ -27,7 +27,9 @@ Cosine = Annotated[float, Field(ge=-1.0, le=1.0)]
 class Noun(BaseModel):
     """Base of all nouns: frozen, and closed to fields that it does not know."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="null")
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", ser_json_inf_nan="null", json_schema_serialization_defaults_required=True
+    )
 
 
 # --------------------------------------------------------------------------------------------------- the request
