@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["KNOWN_ENCODERS", "KnownEncoder"]
+from probe_service.errors import EncoderError
+from probe_service.settings import Settings
+
+__all__ = ["KNOWN_ENCODERS", "KnownEncoder", "check_encoder_allowed", "find_known_encoder"]
 
 
 @dataclass(frozen=True)
@@ -69,3 +72,35 @@ KNOWN_ENCODERS: dict[str, KnownEncoder] = {
         ),
     )
 }
+
+
+def find_known_encoder(name: str) -> KnownEncoder | None:
+    """Return the known encoder of this short or hub name; None for any other name.
+
+    The hub name counts as well, because a plain load of a SimCSE repository would pool it wrongly.
+    """
+    if name in KNOWN_ENCODERS:
+        return KNOWN_ENCODERS[name]
+    return next((known for known in KNOWN_ENCODERS.values() if known.hub_name == name), None)
+
+
+def check_encoder_allowed(name: str, settings: Settings) -> None:
+    """Refuse an encoder that a server's requests may not name.
+
+    Allowed are the names in ``settings.allowed_encoders``, or, where that is unset, the known encoders; and always
+    the server's own default, ``settings.encoder``. A known encoder may be given by its short or its hub name.
+
+    Raises:
+        EncoderError: encoder_not_allowed.
+    """
+    allowed = list(KNOWN_ENCODERS) if settings.allowed_encoders is None else [*settings.allowed_encoders]
+    if settings.encoder is not None:
+        allowed.append(settings.encoder)
+    known = find_known_encoder(name)
+    names = {name} if known is None else {known.name, known.hub_name}
+    if names.isdisjoint(allowed):
+        raise EncoderError(
+            "encoder_not_allowed",
+            f"This server does not run the encoder {name!r}. Allowed: {', '.join(dict.fromkeys(allowed))}."
+            " Its operator can add to PROBE_ALLOWED_ENCODERS.",
+        )

@@ -1,1 +1,22 @@
-"""Encoders: text to unit vectors."""
+"""Encoders: from a name to unit vectors, checked at load and cached on disk. torch is imported on first use."""
+
+from probe_service.encode.cache import CacheHits, VectorCache, encode_with_cache
+from probe_service.encode.canaries import Canary, record_canaries
+from probe_service.encode.load import default_encoder_name, load_encoder
+from probe_service.encode.protocol import EncodedTexts, Encoder, LoadedEncoder
+from probe_service.encode.same_meaning import SimilarityFloor, same_meaning_similarity_floor
+
+__all__ = [
+    "CacheHits",
+    "Canary",
+    "EncodedTexts",
+    "Encoder",
+    "LoadedEncoder",
+    "SimilarityFloor",
+    "VectorCache",
+    "default_encoder_name",
+    "encode_with_cache",
+    "load_encoder",
+    "record_canaries",
+    "same_meaning_similarity_floor",
+]

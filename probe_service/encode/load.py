@@ -1,0 +1,161 @@
+"""From a name to an encoder that passed its check: located, loaded, verified, described."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from typing import TYPE_CHECKING, Any
+
+from probe_service.encode.canaries import check_canaries
+from probe_service.encode.protocol import LoadedEncoder
+from probe_service.encode.remote import REMOTE_PREFIX, load_remote
+from probe_service.encode.weights import (
+    CheckpointFiles,
+    locate_by_name,
+    locate_known,
+    refuse_pickled_weights,
+    refuse_remote_code,
+    require_pinned_checksum,
+)
+from probe_service.errors import EncoderError
+from probe_service.known_encoders import KnownEncoder, find_known_encoder
+from probe_service.schemas import EncoderInfo
+from probe_service.settings import Settings
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
+__all__ = ["default_encoder_name", "load_encoder"]
+
+_DTYPE = "float32"
+_loaded: dict[tuple[str, str], LoadedEncoder] = {}
+_loading = threading.Lock()
+
+
+def default_encoder_name(settings: Settings) -> str:
+    """Return the encoder for requests that name none: the setting, else by whether there is a GPU."""
+    if settings.encoder is not None:
+        return settings.encoder
+    return "minilm" if _resolve_device(settings) == "cpu" else "simcse-roberta-large"
+
+
+def load_encoder(name: str, settings: Settings) -> LoadedEncoder:
+    """Load an encoder and check it; within one process the same name and device are loaded once.
+
+    Args:
+        name: A known encoder (by short or hub name), ``owner/model`` on the hub, a local folder, or
+            ``openai:MODEL@URL``.
+        settings: Chooses the device.
+
+    Returns:
+        The encoder with the facts for the report.
+
+    Raises:
+        EncoderError: encoder_unknown, encoder_unavailable, encoder_device_unavailable, encoder_checksum_mismatch,
+            encoder_checkpoint_incomplete, encoder_structure_mismatch, encoder_canary_mismatch,
+            encoder_weights_pickled, encoder_remote_code, encoder_pooling_unknown, encoder_load_failed.
+    """
+    if name.startswith(REMOTE_PREFIX):
+        key = (name, "")
+        with _loading:
+            if key not in _loaded:
+                _loaded[key] = load_remote(name)
+            return _loaded[key]
+    key = (name, _resolve_device(settings))
+    with _loading:
+        if key not in _loaded:
+            known = find_known_encoder(name)
+            _loaded[key] = _load_saved(name, key[1]) if known is None else _load_known(known, key[1])
+        return _loaded[key]
+
+
+def _load_known(known: KnownEncoder, device: str) -> LoadedEncoder:
+    from probe_service.encode.transformer import ModuleEncoder, build_known
+
+    files = locate_known(known)
+    if not known.pickled_weights_allowed:
+        refuse_pickled_weights(files)
+    require_pinned_checksum(files, known)
+    encoder = ModuleEncoder(build_known(known, files, device))
+    checks = ["modules and weights of the recipe"]
+    if known.weights_sha256 is not None:
+        checks.append("SHA-256 of the weights")
+    if known.pooling == "cls_dense_tanh":
+        checks.append("vector equal to the checkpoint's pooler output")
+    canaries = check_canaries(known.name, encoder)
+    if canaries:
+        checks.append(f"{canaries} canary cosines from transformers")
+    return LoadedEncoder(
+        encoder, _describe(known.name, files, encoder.model, None, known.pooling, "; ".join(checks))
+    )
+
+
+def _load_saved(name: str, device: str) -> LoadedEncoder:
+    from probe_service.encode.transformer import ModuleEncoder, build_saved, describe_pooling
+
+    files = locate_by_name(name)
+    refuse_remote_code(files)
+    refuse_pickled_weights(files)
+    model = build_saved(files, device)
+    prompt = model.prompts.get(model.default_prompt_name) if model.default_prompt_name else None
+    encoder = ModuleEncoder(model, prompt or None)
+    check = "safetensors only, no code from the repository; pooling as the model's own configuration says"
+    return LoadedEncoder(
+        encoder, _describe(name, files, model, encoder.prompt, describe_pooling(model), check)
+    )
+
+
+def _describe(
+    name: str,
+    files: CheckpointFiles,
+    model: SentenceTransformer,
+    prompt: str | None,
+    pooling: str,
+    check: str,
+) -> EncoderInfo:
+    from probe_service.encode.transformer import maximum_length
+
+    weights_sha256 = files.weights_sha256()
+    max_length = maximum_length(model)
+    facts: dict[str, Any] = {
+        "weights_sha256": weights_sha256,
+        "interpretation_sha256": files.interpretation_sha256(),
+        "pooling": pooling,
+        "prompt": prompt,
+        "max_length": max_length,
+        "dtype": _DTYPE,
+        "normalized": True,
+    }
+    return EncoderInfo(
+        name=name,
+        backend="sentence-transformers",
+        location=files.location,
+        revision=files.revision,
+        revision_pinned=files.revision_pinned,
+        weights_sha256=weights_sha256,
+        pooling=pooling,
+        normalized=True,
+        max_length=max_length,
+        dimension=int(model.get_embedding_dimension() or 0),
+        dtype=_DTYPE,
+        device=str(model.device),
+        prompt=prompt,
+        check=check,
+        fingerprint=hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest(),
+    )
+
+
+def _resolve_device(settings: Settings) -> str:
+    import torch
+
+    if settings.device is None:
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(1, device=settings.device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise EncoderError(
+            "encoder_device_unavailable",
+            f"PROBE_DEVICE is {settings.device!r}, which torch cannot use here; unset it or use cpu.",
+        ) from error
+    return settings.device

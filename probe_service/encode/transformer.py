@@ -1,0 +1,372 @@
+"""Encoders that run here: sentence-transformers modules put together from a checkpoint, and their forward pass."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from probe_service.encode.protocol import DIGEST_BYTES, EncodedTexts, digest_texts, to_unit_length
+from probe_service.encode.weights import CheckpointFiles
+from probe_service.errors import EncoderError
+from probe_service.known_encoders import KnownEncoder
+
+if TYPE_CHECKING:
+    import torch
+    from sentence_transformers import SentenceTransformer
+
+__all__ = [
+    "ModuleEncoder",
+    "build_known",
+    "build_saved",
+    "check_structure",
+    "describe_pooling",
+    "maximum_length",
+    "quiet_libraries",
+]
+
+_CPU_BATCH_SIZE = 32
+_GPU_BATCH_SIZE = 128
+_STRUCTURE_TEXT = "A short text shows whether the pooler of the checkpoint is really used."
+_STRUCTURE_TOLERANCE = 1e-4
+# transformers renames these on reading checkpoints that were converted from TensorFlow.
+_LEGACY_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
+
+
+class ModuleEncoder:
+    """Encode with sentence-transformers modules on one device, in float32, shortest texts first.
+
+    Args:
+        model: The modules, already on their device.
+        prompt: Text put before every text, or None.
+    """
+
+    def __init__(self, model: SentenceTransformer, prompt: str | None = None) -> None:
+        self.model = model.eval()
+        self.prompt = prompt
+        self.dimension = int(model.get_embedding_dimension() or 0)
+        self.max_length = maximum_length(model)
+        self.batch_size = _CPU_BATCH_SIZE if model.device.type == "cpu" else _GPU_BATCH_SIZE
+
+    def encode(self, texts: Sequence[str]) -> EncodedTexts:
+        """Return the unit vectors of the texts.
+
+        Args:
+            texts: n texts. Lone surrogates, which no tokenizer takes, are read as U+FFFD.
+
+        Returns:
+            n vectors of width d, with what the tokenizer cut.
+
+        Raises:
+            EncoderError: encoder_out_of_memory, encoder_failed.
+        """
+        encoded = EncodedTexts.empty(len(texts), self.dimension)
+        readable = [text.encode("utf-8", "surrogatepass").decode("utf-8", "replace") for text in texts]
+        by_length = sorted(range(len(readable)), key=lambda row: len(readable[row]))
+        for start in range(0, len(by_length), self.batch_size):
+            rows = by_length[start : start + self.batch_size]
+            batch = self._encode_batch([readable[row] for row in rows])
+            encoded.vectors[rows] = batch.vectors
+            encoded.was_truncated[rows] = batch.was_truncated
+            encoded.input_digests[rows] = batch.input_digests
+        return encoded
+
+    def _encode_batch(self, texts: list[str]) -> EncodedTexts:
+        import torch
+
+        try:
+            with quiet_libraries(), torch.inference_mode():
+                features = self.model.preprocess(texts, prompt=self.prompt)
+                digests, was_truncated = self._inspect(texts, features)
+                on_device = {
+                    name: value.to(self.model.device) if isinstance(value, torch.Tensor) else value
+                    for name, value in features.items()
+                }
+                vectors = self.model(on_device)["sentence_embedding"].float().cpu().numpy()
+        except torch.OutOfMemoryError as error:
+            raise EncoderError(
+                "encoder_out_of_memory",
+                f"The device {self.model.device} has too little free memory for a batch of {len(texts)} texts.",
+            ) from error
+        except (RuntimeError, ValueError, IndexError, TypeError) as error:
+            raise EncoderError("encoder_failed", f"The model failed on a batch of texts: {error}") from error
+        return EncodedTexts(to_unit_length(vectors), was_truncated, digests)
+
+    def _inspect(self, texts: list[str], features: dict[str, Any]) -> tuple[Any, Any]:
+        """Digest the token ids of each row, and find the rows that the tokenizer cut."""
+        digests = np.zeros((len(texts), DIGEST_BYTES), dtype=np.uint8)
+        was_truncated = np.zeros(len(texts), dtype=np.bool_)
+        ids, mask = features.get("input_ids"), features.get("attention_mask")
+        if ids is None or mask is None or ids.ndim != 2:
+            for row, digest in enumerate(digest_texts(texts)):
+                digests[row] = np.frombuffer(digest, dtype=np.uint8)
+            return digests, was_truncated
+        id_rows, mask_rows = ids.cpu().numpy(), mask.cpu().numpy().astype(bool)
+        for row in range(len(texts)):
+            fed = np.ascontiguousarray(id_rows[row][mask_rows[row]], dtype="<i8").tobytes()
+            digests[row] = np.frombuffer(
+                hashlib.blake2b(fed, digest_size=DIGEST_BYTES).digest(), dtype=np.uint8
+            )
+        # Only a row as long as the limit can have been cut; those few are counted again without the limit.
+        full = np.flatnonzero(mask_rows.sum(axis=1) >= (self.max_length or np.inf))
+        if full.size:
+            whole = self.model.tokenizer(
+                [(self.prompt or "") + texts[row] for row in full], truncation=False, verbose=False
+            )["input_ids"]
+            was_truncated[full] = [len(tokens) > (self.max_length or np.inf) for tokens in whole]
+        return digests, was_truncated
+
+
+def build_known(known: KnownEncoder, files: CheckpointFiles, device: str) -> SentenceTransformer:
+    """Put a known encoder together: Transformer, Pooling, Dense with tanh where it has a pooler, Normalize.
+
+    A plain ``SentenceTransformer(name)`` would mean-pool the SimCSE checkpoints and drop their dense layer.
+
+    Args:
+        known: The recipe.
+        files: Its checkpoint.
+        device: torch device.
+
+    Returns:
+        The modules on the device, in float32.
+
+    Raises:
+        EncoderError: encoder_checkpoint_incomplete where weights that the recipe needs are missing (transformers
+            would fill them with random numbers without failing); encoder_load_failed.
+    """
+    import torch
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, Transformer
+
+    tensors = _read_tensors(files)
+    with quiet_libraries(), _translated_load_errors(files):
+        transformer = Transformer(
+            str(files.folder),
+            model_kwargs={
+                "dtype": torch.float32,
+                "use_safetensors": (files.folder / "model.safetensors").exists(),
+                "weights_only": True,
+                "local_files_only": True,
+            },
+            processor_kwargs={"model_max_length": known.max_length, "local_files_only": True},
+            config_kwargs={"local_files_only": True},
+        )
+        _cap_length(transformer)
+    _require_all_weights(known, files, transformer.auto_model, tensors)
+    width = int(transformer.get_embedding_dimension())
+    modules: list[Any] = [transformer, Pooling(width, "mean" if known.pooling == "mean" else "cls")]
+    if known.pooling == "cls_dense_tanh":
+        weight, bias = tensors["pooler.dense.weight"].float(), tensors["pooler.dense.bias"].float()
+        modules.append(Dense(width, weight.shape[0], init_weight=weight, init_bias=bias))
+    modules.append(Normalize())
+    model = SentenceTransformer(modules=modules, device=device)
+    check_structure(model, known, tensors)
+    return model
+
+
+def build_saved(files: CheckpointFiles, device: str) -> SentenceTransformer:
+    """Load a model that sentence-transformers saved, with its own modules, in float32 and without its code.
+
+    Raises:
+        EncoderError: encoder_pooling_unknown where it does not say how to pool; encoder_load_failed.
+    """
+    import torch
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Transformer
+
+    if not (files.folder / "modules.json").is_file():
+        raise EncoderError(
+            "encoder_pooling_unknown",
+            f"{files.location} has no modules.json: it does not say how its vectors are pooled, and guessing gives"
+            " wrong vectors. Save it once with sentence-transformers (Transformer and Pooling), then name that folder.",
+        )
+    with quiet_libraries(), _translated_load_errors(files):
+        model = SentenceTransformer(
+            str(files.folder),
+            device=device,
+            trust_remote_code=False,
+            local_files_only=True,
+            model_kwargs={"dtype": torch.float32, "use_safetensors": True},
+        )
+        model.float()
+        if isinstance(model[0], Transformer):
+            _cap_length(model[0])
+    return model
+
+
+def check_structure(
+    model: SentenceTransformer, known: KnownEncoder, tensors: dict[str, torch.Tensor]
+) -> None:
+    """Check that the modules are those of the recipe, and that the checkpoint's pooler is loaded and used.
+
+    For ``cls_dense_tanh`` one text is run through the modules and through the checkpoint's own pooler.
+
+    Args:
+        model: The modules to check.
+        known: The recipe.
+        tensors: The checkpoint's tensors as read from its file, without a base prefix.
+
+    Raises:
+        EncoderError: encoder_structure_mismatch.
+    """
+    import torch
+    from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, Transformer
+
+    expected = [Transformer, Pooling, Normalize]
+    if known.pooling == "cls_dense_tanh":
+        expected.insert(2, Dense)
+    found = list(model)
+    mode = "mean" if known.pooling == "mean" else "cls"
+    if [type(module) for module in found] != expected or found[1].pooling_mode != mode:
+        raise EncoderError(
+            "encoder_structure_mismatch",
+            f"{known.name} needs {' → '.join(kind.__name__ for kind in expected)} with {mode} pooling, but was put"
+            f" together as {describe_pooling(model)}.",
+        )
+    if known.pooling != "cls_dense_tanh":
+        return
+    dense, inner = found[2], found[0].auto_model
+    for held, name in (
+        (dense.linear.weight, "pooler.dense.weight"),
+        (dense.linear.bias, "pooler.dense.bias"),
+        (inner.pooler.dense.weight, "pooler.dense.weight"),
+        (inner.pooler.dense.bias, "pooler.dense.bias"),
+    ):
+        if not torch.equal(held.detach().cpu(), tensors[name].float()):
+            raise EncoderError(
+                "encoder_structure_mismatch", f"{known.name}: {name} in use is not the checkpoint's."
+            )
+    with quiet_libraries(), torch.inference_mode():
+        features = model.preprocess([_STRUCTURE_TEXT])
+        inputs = {
+            name: value.to(model.device)
+            for name, value in features.items()
+            if isinstance(value, torch.Tensor) and name in ("input_ids", "attention_mask", "token_type_ids")
+        }
+        direct = torch.nn.functional.normalize(inner(**inputs).pooler_output, dim=-1)
+        ours = model(dict(features) | inputs)["sentence_embedding"]
+    difference = float((direct - ours).abs().max())
+    if not difference <= _STRUCTURE_TOLERANCE:
+        raise EncoderError(
+            "encoder_structure_mismatch",
+            f"{known.name}: its vector differs by {difference:.2g} from the output of the checkpoint's pooler.",
+        )
+
+
+def describe_pooling(model: SentenceTransformer) -> str:
+    """Return how token vectors become one vector, e.g. ``mean`` or ``cls → Dense(1024, 1024, Tanh)``."""
+    steps = []
+    for module in list(model)[1:]:
+        kind = type(module).__name__
+        if kind == "Pooling":
+            mode = module.pooling_mode
+            steps.append(mode if isinstance(mode, str) else "+".join(mode))
+        elif kind == "Dense":
+            activation = type(module.activation_function).__name__
+            steps.append(f"Dense({module.in_features}, {module.out_features}, {activation})")
+        elif kind != "Normalize":
+            steps.append(kind)
+    return " → ".join(steps) or type(model[0]).__name__
+
+
+def maximum_length(model: SentenceTransformer) -> int | None:
+    """Return the number of tokens that texts are cut at; None where the model has no limit."""
+    length = model.max_seq_length
+    return int(length) if length is not None and 0 < length < 10**9 else None
+
+
+@contextlib.contextmanager
+def quiet_libraries() -> Iterator[None]:
+    """Hold back progress bars and advice of transformers: what matters is checked here and raised as an error."""
+    from transformers.utils import logging as transformers_logging
+
+    verbosity = transformers_logging.get_verbosity()
+    had_progress_bar = transformers_logging.is_progress_bar_enabled()
+    sentence_logger = logging.getLogger("sentence_transformers")
+    sentence_level = sentence_logger.level
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    sentence_logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        sentence_logger.setLevel(sentence_level)
+        if had_progress_bar:
+            transformers_logging.enable_progress_bar()
+
+
+@contextlib.contextmanager
+def _translated_load_errors(files: CheckpointFiles) -> Iterator[None]:
+    try:
+        yield
+    except EncoderError:
+        raise
+    except Exception as error:
+        raise EncoderError(
+            "encoder_load_failed",
+            f"{files.location} cannot be loaded from {files.folder}: {type(error).__name__}: {error}",
+        ) from error
+
+
+def _read_tensors(files: CheckpointFiles) -> dict[str, torch.Tensor]:
+    """Return the checkpoint's tensors by name as in the bare model: without ``bert.`` or ``roberta.`` before it."""
+    import torch
+    from safetensors.torch import load_file
+
+    tensors: dict[str, torch.Tensor] = {}
+    with _translated_load_errors(files):
+        for path in files.weight_files():
+            if path.parent != files.folder:
+                continue
+            held = (
+                load_file(path)
+                if path.suffix == ".safetensors"
+                else torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+            )
+            tensors.update(held)
+    if not tensors:
+        raise EncoderError("encoder_checkpoint_incomplete", f"{files.location} has no weights.")
+    return {_bare_name(name): tensor for name, tensor in tensors.items()}
+
+
+def _bare_name(name: str) -> str:
+    for prefix in ("bert.", "roberta."):
+        name = name.removeprefix(prefix)
+    for old, new in _LEGACY_NAMES.items():
+        name = name.replace(old, new)
+    return name
+
+
+def _require_all_weights(
+    known: KnownEncoder, files: CheckpointFiles, model: Any, tensors: dict[str, torch.Tensor]
+) -> None:
+    """Refuse a checkpoint that lacks a weight which the recipe uses."""
+    uses_pooler = known.pooling == "cls_dense_tanh"
+    needed = {name for name, _ in model.named_parameters() if uses_pooler or not name.startswith("pooler.")}
+    if uses_pooler:
+        needed |= {"pooler.dense.weight", "pooler.dense.bias"}
+    missing = sorted(needed - tensors.keys())
+    if missing:
+        raise EncoderError(
+            "encoder_checkpoint_incomplete",
+            f"{files.location} lacks {len(missing)} weights that {known.name} needs, such as {missing[0]};"
+            " random numbers would stand in for them.",
+        )
+
+
+def _cap_length(transformer: Any) -> None:
+    """Keep texts within the positions that the model has; RoBERTa's table begins after its padding index."""
+    embeddings = getattr(getattr(transformer.auto_model, "embeddings", None), "position_embeddings", None)
+    rows = getattr(embeddings, "num_embeddings", None)
+    if rows is None:
+        return
+    padding_index = getattr(embeddings, "padding_idx", None)
+    capacity = int(rows) if padding_index is None else int(rows) - int(padding_index) - 1
+    length = transformer.max_seq_length
+    if length is None or length > capacity:
+        transformer.max_seq_length = capacity
