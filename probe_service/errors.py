@@ -18,7 +18,15 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["CorpusError", "EncoderError", "InputError", "JobError", "ProbeError", "RequestError", "ServiceError"]
+__all__ = [
+    "CorpusError",
+    "EncoderError",
+    "InputError",
+    "JobError",
+    "ProbeError",
+    "RequestError",
+    "ServiceError",
+]
 
 
 class ProbeError(Exception):

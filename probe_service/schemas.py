@@ -32,7 +32,7 @@ class Noun(BaseModel):
     )
 
 
-# --------------------------------------------------------------------------------------------------- the request
+# ------------------------------------------------------------------------------------------------ the request
 
 
 class CorpusKind(StrEnum):
@@ -61,7 +61,7 @@ class CorpusFormat(StrEnum):
 
 
 class ColumnRoles(Noun):
-    """Which column plays which part. Those left out are inferred from common names and echoed in the report."""
+    """Which column plays which part; those left out are inferred from common names and echoed."""
 
     text: str | None = None
     anchor: str | None = None
@@ -77,15 +77,19 @@ class ColumnRoles(Noun):
 class CorpusOptions(Noun):
     """How to read a corpus."""
 
-    format: CorpusFormat | None = Field(None, description="Inferred from the name and the first bytes if null.")
+    format: CorpusFormat | None = Field(
+        None, description="Inferred from the name and the first bytes if null."
+    )
     kind: CorpusKind | None = Field(None, description="Inferred from the roles if null.")
     columns: ColumnRoles = ColumnRoles()
     where: dict[str, str] = Field(
         default_factory=dict,
-        description="Keep only rows whose column has this value, e.g. {'split': 'train'}; the others are counted.",
+        description="Keep only rows whose column has this value, e.g. {'split': 'train'}; count the others.",
     )
     max_rows: int | None = Field(
-        None, ge=2, description="Encode at most this many rows, drawn uniformly without replacement (a reservoir)."
+        None,
+        ge=2,
+        description="Encode at most this many rows, drawn uniformly without replacement (a reservoir).",
     )
     label_is_meaning: bool = Field(
         False, description="Treat the label column as groups of the same meaning. Topics are not meanings."
@@ -97,21 +101,25 @@ class ProbeRequest(Noun):
     """What to measure, on an already known corpus."""
 
     encoder: str | None = Field(
-        None, description="Name of a known encoder, of a sentence-transformers model, or a path; null: the default."
+        None,
+        description="A known encoder, a sentence-transformers model or a path; null: the service's default.",
     )
     corpus: CorpusOptions = CorpusOptions()
     batch_sizes: tuple[int, ...] | None = Field(
-        None, description="Sizes N, each at least 2 and at most the usable rows; null: powers of two that fit."
+        None,
+        description="Sizes N, each at least 2 and at most the usable rows; null: powers of two that fit.",
     )
-    num_repeats: int = Field(DEFAULT_NUM_REPEATS, ge=2, le=100_000, description="Batches drawn for each size, at least.")
+    num_repeats: int = Field(
+        DEFAULT_NUM_REPEATS, ge=2, le=100_000, description="Batches drawn for each size, at least."
+    )
     top_k: int = Field(DEFAULT_TOP_K, ge=1, le=1000)
     temperature: float = Field(DEFAULT_TEMPERATURE, description="T; sentence-transformers' scale is 1/T.")
     seed: int = Field(0, ge=0, lt=2**63)
     budget: Share = Field(DEFAULT_BUDGET, description="Largest acceptable false_negative_softmax_share.")
     worst_case_similarity: Cosine | None = Field(
         None,
-        description="s₀: in the worst case every unjudged pair at least this similar is false. Null: measured for the"
-        " encoder on bundled same-meaning pairs.",
+        description="s₀: in the worst case every unjudged pair at least this similar is false."
+        " Null: measured for the encoder on bundled same-meaning pairs.",
     )
 
     @field_validator("batch_sizes")
@@ -133,7 +141,7 @@ class ProbeRequest(Noun):
         return temperature
 
 
-# --------------------------------------------------------------------------------------------------- the estimates
+# ---------------------------------------------------------------------------------------------- the estimates
 
 
 class Estimate(Noun):
@@ -206,14 +214,18 @@ class CurvePoint(Noun):
     batch_size: int
     num_batches: int = Field(description="Independent batches behind the sampled figures.")
     negative_pairs_per_batch: int = Field(description="N(N−1)/2 for sentences, N(N−1) for pairs.")
-    top_k: list[Estimate | None] = Field(description="Expected r-th largest similarity of all negative pairs, r = 1…k.")
-    top_k_mean: Estimate | None = Field(description="Expected mean of those k; null if the batch has fewer pairs.")
+    top_k: list[Estimate | None] = Field(
+        description="Expected r-th largest similarity of all negative pairs, r = 1…k."
+    )
+    top_k_mean: Estimate | None = Field(
+        description="Expected mean of those k; null if the batch has fewer pairs."
+    )
     hardest_negative: Estimate = Field(description="Expected mean over anchors of the largest similarity.")
     pairs_above: list[PairsAbove]
     false_negatives_per_anchor: Estimate | None
     anchors_with_false_negative: Estimate | None = Field(description="P(an anchor has at least one), 0–1.")
     false_negative_softmax_share: Estimate | None = Field(
-        description="S(N): the share of each anchor's push on its negatives that lands on rows that mean the same."
+        description="S(N): share of each anchor's push on its negatives that lands on rows of equal meaning."
     )
     false_negative_gradient_share: Estimate | None = Field(
         description="G(N): the same share of an InfoNCE update; null where the positives have no similarity."
@@ -246,7 +258,7 @@ class Histogram(Noun):
     pairs_counted: int
 
 
-# --------------------------------------------------------------------------------------------------- the report
+# ------------------------------------------------------------------------------------------------- the report
 
 
 class ExcludedRows(Noun):
@@ -278,7 +290,9 @@ class TruncatedRows(Noun):
 class CorpusInfo(Noun):
     """What was read, what was left out, and what stayed."""
 
-    sha256: str = Field(description="Content hash of the usable rows: texts, groups and sources, in file order.")
+    sha256: str = Field(
+        description="Content hash of the usable rows: texts, groups and sources, in file order."
+    )
     name: str
     format: str
     kind: CorpusKind
@@ -322,7 +336,9 @@ class EvidenceInfo(Noun):
 
     tier: Literal["certain", "labelled"]
     description: str
-    known_false_negative_pairs: int = Field(description="Ordered pairs (anchor, candidate) among the encoded rows.")
+    known_false_negative_pairs: int = Field(
+        description="Ordered pairs (anchor, candidate) among the encoded rows."
+    )
     ordered_pairs: int
     unjudged_pair_share: Share = Field(description="Share of ordered pairs that nothing is known about.")
     worst_case_similarity: float | None
@@ -332,7 +348,7 @@ class EvidenceInfo(Noun):
 class VerdictKind(StrEnum):
     """How a batch size stands against the budget."""
 
-    PASS = "pass"
+    PASS = "pass"  # noqa: S105
     FAIL = "fail"
     INCONCLUSIVE = "inconclusive"
 
@@ -351,7 +367,9 @@ class BatchSizeLimit(Noun):
 
     value: int | None = Field(description="null if even a batch of 2 is above the budget.")
     tested_up_to: int
-    exceeded: bool = Field(description="False: no tested size exceeded the budget, so n_max is at least `value`.")
+    exceeded: bool = Field(
+        description="False: no tested size exceeded the budget, so n_max is at least `value`."
+    )
     reason: str
     assumption: str | None = None
 
@@ -426,13 +444,15 @@ class SamplingInfo(Noun):
     num_repeats: int
     top_k: int
     temperature: float
-    sub_pools: int | None = Field(description="20 where a sample of rows was encoded; null for the whole corpus.")
+    sub_pools: int | None = Field(
+        description="20 where a sample of rows was encoded; null for the whole corpus."
+    )
     interval: str = Field(description="How intervals were made, in words.")
     largest_size_with_interval: int
 
 
 class ProbeReport(Noun):
-    """The result of one probe. Equal vectors, request and seed give equal bytes but for `run` and `timings`."""
+    """The result of one probe; equal vectors, request and seed: equal bytes but for `run` and `timings`."""
 
     schema_version: str = SCHEMA_VERSION
     run: RunInfo
@@ -442,7 +462,9 @@ class ProbeReport(Noun):
     evidence: EvidenceInfo
     sampling: SamplingInfo
     curve: list[CurvePoint]
-    scan: list[SharePoint] = Field(description="S over all integers, thinned for drawing; n_max used every integer.")
+    scan: list[SharePoint] = Field(
+        description="S over all integers, thinned for drawing; n_max used every integer."
+    )
     histogram: Histogram
     pairs: list[SimilarPair] = Field(description="The most similar negative pairs; the first 20.")
     advice: Advice
@@ -450,7 +472,7 @@ class ProbeReport(Noun):
     timings: dict[str, float] = Field(description="Seconds by phase.")
 
 
-# --------------------------------------------------------------------------------------------------- jobs
+# ------------------------------------------------------------------------------------------------------- jobs
 
 
 class JobState(StrEnum):

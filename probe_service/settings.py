@@ -19,7 +19,9 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="PROBE_", frozen=True, extra="ignore")
 
-    home: Path = Field(default_factory=_default_home, description="Folder of corpora, vectors, jobs and weights.")
+    home: Path = Field(
+        default_factory=_default_home, description="Folder of corpora, vectors, jobs and weights."
+    )
     database_url: str | None = Field(
         None, description="Job database, e.g. postgresql://…; default: an SQLite file in the home folder."
     )
@@ -37,7 +39,9 @@ class Settings(BaseSettings):
     max_inline_bytes: int = Field(32 * 1024**2, ge=1, description="Largest JSON body; more answers 413.")
     max_row_bytes: int = Field(1024**2, ge=1, description="Longest row; a longer one is refused.")
     max_queued_jobs: int = Field(100, ge=1, description="Jobs waiting at most; more answer 429.")
-    application_version: str = Field("1", description="Jobs begun under one version are resumed only under it.")
+    application_version: str = Field(
+        "1", description="Jobs begun under one version are resumed only under it."
+    )
     executor_id: str = Field("worker-1", description="Name of this worker, the same after a restart.")
 
     @property
