@@ -114,7 +114,7 @@ def record_canaries(name: str, settings: Settings) -> list[Canary]:
         model = AutoModel.from_pretrained(checkpoint.folder, local_files_only=True, dtype=torch.float32)
     model = model.eval().to(device)
 
-    def vector(text: str) -> torch.Tensor:
+    def vector(text: str) -> Any:
         # One text at a time: no padding, so the mean over tokens needs no mask.
         tokens = tokenizer(text, truncation=True, max_length=known.max_length, return_tensors="pt").to(device)
         with torch.inference_mode():

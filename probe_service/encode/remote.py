@@ -117,6 +117,7 @@ class RemoteEncoder:
         wait_seconds = self._first_wait_seconds
         for attempt in range(1, _ATTEMPTS + 1):
             asked_to_wait = None
+            cause: httpx.HTTPError | None = None
             try:
                 response = self._client.post(f"{self.base_url}/embeddings", json=body)
             except httpx.HTTPError as error:
@@ -124,7 +125,7 @@ class RemoteEncoder:
             else:
                 if response.is_success:
                     return response
-                fault, cause = f"HTTP {response.status_code}: {response.text[:200]}", None
+                fault = f"HTTP {response.status_code}: {response.text[:200]}"
                 if response.status_code not in _RETRIED_STATUS:
                     raise self._unavailable(fault)
                 asked_to_wait = _seconds(response.headers.get("Retry-After"))
