@@ -1,7 +1,7 @@
 """Probe the example corpus as a user of the service would: over HTTP, with a real encoder and a durable job.
 
-Starts ``probe serve`` on a free port of this machine with a home folder of its own, submits the corpus, follows
-the job, prints the curve and the verdicts, writes ``report.html`` and stops the service, also on Ctrl-C.
+Starts ``probe serve`` on a free port of this machine with a home folder of its own, submits the corpus,
+follows the job, prints curve and verdicts, writes ``report.html`` and stops the service, also on Ctrl-C.
 """
 
 from __future__ import annotations

@@ -112,7 +112,7 @@ def test_what_is_copied_exists_and_is_in_the_build_context(repository, stages):
 def test_the_wheel_stage_has_what_the_project_file_needs(repository, stages):
     project = tomllib.loads((repository / "pyproject.toml").read_text("utf-8"))
     wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
-    needed = [*wheel["packages"], *wheel["force-include"], project["project"]["readme"]]
+    needed = [*wheel["only-include"], project["project"]["readme"]]
     needed += project["project"]["license-files"]
     copied = " ".join(stages["wheel"].arguments("COPY")).split()
     assert [path for path in needed if Path(path).parts[0] not in copied] == []
