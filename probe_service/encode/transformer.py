@@ -195,6 +195,7 @@ def build_saved(files: CheckpointFiles, device: str) -> SentenceTransformer:
         model.float()
         if isinstance(model[0], Transformer):
             _cap_length(model[0])
+            _refuse_made_up_weights(files, model[0].auto_model)
     return model
 
 
@@ -356,6 +357,32 @@ def _require_all_weights(
             "encoder_checkpoint_incomplete",
             f"{files.location} lacks {len(missing)} weights that {known.name} needs, such as {missing[0]};"
             " random numbers would stand in for them.",
+        )
+
+
+def _refuse_made_up_weights(files: CheckpointFiles, inner: Any) -> None:
+    """Refuse a saved model whose file lacks weights: transformers fills them with random numbers and goes on.
+
+    Only transformers knows how each architecture names its tensors in a file, and it tells what was missing only
+    to the one who loads, so the transformer is loaded a second time and dropped.
+    """
+    import torch
+    from transformers import PreTrainedModel
+
+    modules = files.config("modules.json").get("", [])
+    folder = files.folder / str(modules[0].get("path", ""))
+    if not isinstance(inner, PreTrainedModel) or not any(folder.glob("*.safetensors")):
+        return
+    _, loading = type(inner).from_pretrained(
+        folder, config=inner.config, dtype=torch.float32, local_files_only=True, output_loading_info=True
+    )
+    # The pooler of BERT-like models is not used by the modules of sentence-transformers.
+    missing = sorted(name for name in loading["missing_keys"] if not name.startswith("pooler."))
+    if missing:
+        raise EncoderError(
+            "encoder_checkpoint_incomplete",
+            f"{files.location} lacks {len(missing)} weights of its architecture, such as {missing[0]}; random numbers"
+            " would stand in for them.",
         )
 
 

@@ -128,7 +128,7 @@ def locate_by_name(name: str) -> CheckpointFiles:
         EncoderError: encoder_unknown if it is neither; encoder_unavailable if the hub cannot be reached.
     """
     path = Path(name).expanduser()
-    if path.is_dir():
+    if name and path.is_dir():
         return CheckpointFiles(path.resolve(), str(path.resolve()), None, revision_pinned=False)
     if re.fullmatch(r"[\w.-]+/[\w.-]+", name, re.ASCII) and not name.startswith((".", "~")):
         return _hub_snapshot(name, None, [*_SAFE_FILES])
