@@ -25,7 +25,9 @@ function vega() {
 export class Chart {
   constructor(jobId, name, title, caption) {
     this.path = `/v1/probes/${encodeURIComponent(jobId)}/charts/${name}.json`;
-    this.drawing = 0;
+    this.drawing = false;
+    this.outdated = false;
+    this.closed = false;
     this.holder = null;
     this.view = null;
     this.canvas = h("div", { class: "chart" });
@@ -41,45 +43,51 @@ export class Chart {
     dark.addEventListener("change", this.redraw);
   }
 
-  /** Fetch the chart as it stands now and draw it; the old one stays until the new one is there. */
+  /** Fetch the chart as it stands now and draw it; asked again meanwhile, it draws once more at the end. */
   async draw() {
-    const drawing = ++this.drawing;
-    let holder = null;
+    this.outdated = true;
+    if (this.drawing) return;
+    this.drawing = true;
+    while (this.outdated && !this.closed) {
+      this.outdated = false;
+      try {
+        await this.drawOnce();
+        this.note.hidden = true;
+      } catch (error) {
+        this.note.hidden = false;
+        this.note.textContent = `This chart could not be drawn (${error.message}). The table has its figures.`;
+      }
+    }
+    this.drawing = false;
+  }
+
+  /** Draw beside the old chart, out of sight, and take its place: nothing flickers. */
+  async drawOnce() {
+    const theme = dark.matches ? "dark" : "light";
+    const [specification, vegaEmbed] = await Promise.all([getJson(`${this.path}?theme=${theme}`), vega()]);
+    if (this.closed) return;
+    const holder = h("div", { class: "drawing" });
+    this.canvas.append(holder);
     try {
-      const [specification, vegaEmbed] = await Promise.all([
-        getJson(`${this.path}?theme=${dark.matches ? "dark" : "light"}`),
-        vega(),
-      ]);
-      if (drawing !== this.drawing) return; // a newer drawing has begun
-      holder = h("div", { class: "drawing" });
-      this.canvas.append(holder);
       const view = await vegaEmbed(holder, specification, {
         ast: true, // no eval, as the page's policy demands
         actions: false,
         renderer: "svg",
-        tooltip: { theme: dark.matches ? "dark" : "light" },
+        tooltip: { theme },
       });
-      if (drawing !== this.drawing) {
-        view.finalize();
-        holder.remove();
-        return;
-      }
       this.view?.finalize();
       this.holder?.remove();
-      holder.classList.remove("drawing");
       [this.view, this.holder] = [view, holder];
-      this.note.hidden = true;
+      holder.classList.remove("drawing");
     } catch (error) {
-      holder?.remove();
-      if (drawing !== this.drawing) return;
-      this.note.hidden = false;
-      this.note.textContent = `This chart could not be drawn (${error.message}). The table has its figures.`;
+      holder.remove();
+      throw error;
     }
   }
 
   close() {
     dark.removeEventListener("change", this.redraw);
-    this.drawing += 1;
+    this.closed = true;
     this.view?.finalize();
   }
 }

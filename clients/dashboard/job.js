@@ -180,6 +180,7 @@ export class JobView {
 
   async end(job) {
     byId("job-foot").hidden = false;
+    byId("another").hidden = job.state === "failed"; // the problem has a link of its own
     say(byId("live"), `This probe is ${STATES[job.state]}.`);
     if (job.state === "succeeded") {
       try {

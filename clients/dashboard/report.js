@@ -4,6 +4,7 @@ import { count, estimate, fill, h, plural, share } from "./dom.js";
 import { getBlob, getJson, hasKey } from "./api.js";
 
 const ROWS_SHOWN = 60;
+const PAIRS_FIRST = 6;
 const PAIRS_PAGE = 20;
 
 const VERDICTS = {
@@ -229,9 +230,9 @@ export function pairsSection(report, jobId) {
   if (report.pairs.length === 0) {
     return card("Most similar pairs", h("p", { class: "empty" }, "There is no pair to show."));
   }
-  const items = h("ol", { class: "pairs" }, ...report.pairs.map(pairItem));
+  const items = h("ol", { class: "pairs" }, ...report.pairs.slice(0, PAIRS_FIRST).map(pairItem));
   const note = h("p", { class: "hint", role: "status" });
-  let offset = report.pairs.length;
+  let offset = Math.min(PAIRS_FIRST, report.pairs.length);
   const more = h("button", { type: "button" }, "Show more");
   more.addEventListener("click", async () => {
     more.disabled = true;
