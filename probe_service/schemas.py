@@ -230,6 +230,9 @@ class CurvePoint(Noun):
     false_negative_gradient_share: Estimate | None = Field(
         description="G(N): the same share of an InfoNCE update; null where the positives have no similarity."
     )
+    certain_share: Estimate | None = Field(
+        None, description="S(N) from equal texts and listed positives alone: a lower bound that needs no labels."
+    )
     worst_case: Estimate | None = Field(
         description="S(N) if every unjudged pair with similarity ≥ s₀ were a false negative."
     )
@@ -309,6 +312,12 @@ class CorpusInfo(Noun):
     rows_without_group: int | None
     sources: dict[str, int] | None = Field(description="Usable rows by source.")
     hard_negatives: int | None = Field(description="Hard negatives of all usable rows, for tuples.")
+    hard_negatives_left_out: int | None = Field(
+        None, description="Hard negatives that are blank, null in a list, or not strings; their rows stay."
+    )
+    further_positives: int | None = Field(
+        None, description="Usable positives beyond the first in lists of them; a row's first one is its positive."
+    )
 
 
 class EncoderInfo(Noun):
@@ -556,6 +565,32 @@ class JobList(Noun):
 
     jobs: list[Job]
     next_offset: int | None
+
+
+class PairPage(Noun):
+    """Some of the most similar negative pairs, most similar first."""
+
+    pairs: list[SimilarPair]
+    total: int
+    next_offset: int | None
+
+
+class ListedEncoder(Noun):
+    """An encoder that requests may name."""
+
+    name: str
+    hub_name: str | None
+    revision: str | None
+    pooling: str | None
+    max_length: int | None
+    default: bool
+
+
+class EncoderList(Noun):
+    """The encoders that requests may name."""
+
+    encoders: list[ListedEncoder]
+    default: str | None = Field(description="null as long as no worker has said what it would take.")
 
 
 class StoredCorpus(Noun):
