@@ -292,6 +292,26 @@ def test_jobs_come_page_by_page(client, script):
     assert "offset=2" in script.seen[1].path
 
 
+def test_pairs_come_page_by_page(client, script):
+    def pair(rank):
+        texts = {
+            "text": "a",
+            "other_text": "b",
+            "known_false_negative": None,
+            "source": None,
+            "other_source": None,
+        }
+        return {"rank": rank, "similarity": 0.9, "row": 1, "other_row": 2, **texts}
+
+    script.on(
+        f"GET /v1/probes/{JOB_ID}/pairs",
+        says({"pairs": [pair(1), pair(2)], "total": 3, "next_offset": 2}),
+        says({"pairs": [pair(3)], "total": 3, "next_offset": None}),
+    )
+    assert [each.rank for each in client.pairs(JOB_ID)] == [1, 2, 3]
+    assert "offset=2" in script.seen[1].path
+
+
 # ------------------------------------------------------------------------------------------------ wait
 
 EVENTS = f"GET /v1/probes/{JOB_ID}/events"
@@ -396,5 +416,5 @@ def test_events_whatever_the_line_ends_and_chunks(chunk_length, line_end):
     )
     stream = text.replace("\n", line_end).encode()
     chunks = [stream[start : start + chunk_length] for start in range(0, len(stream), chunk_length)]
-    # By the standard: data lines join with a line feed, one leading space goes, an event without any is dropped.
+    # By the standard: data lines join with a line feed, one leading space goes, an event without any is none.
     assert list(read_events(chunks)) == [ServerEvent("job", "a\u2028b\n c"), ServerEvent("message", "d")]

@@ -27,7 +27,17 @@ from probe_client._errors import (
     WaitTimeout,
 )
 from probe_client._events import read_events
-from probe_service.schemas import Job, JobList, JobState, ProbeReport, ProbeRequest, ProblemDetail
+from probe_service.schemas import (
+    EncoderList,
+    Job,
+    JobList,
+    JobState,
+    PairPage,
+    ProbeReport,
+    ProbeRequest,
+    ProblemDetail,
+    SimilarPair,
+)
 
 _DEFAULT_URL = "http://127.0.0.1:8000"
 _SUBMIT_ATTEMPTS = 4
@@ -257,6 +267,27 @@ class ProbeClient:
     def report_html(self, job_id: str) -> str:
         """Return the self-contained HTML report, which works offline."""
         return self._answer("GET", f"/v1/probes/{job_id}/report.html").text
+
+    def pairs(self, job_id: str) -> Iterator[SimilarPair]:
+        """Yield the most similar negative pairs, most similar first, page by page.
+
+        Raises:
+            ApiError: ``job_not_ready`` before the job's end.
+        """
+        offset: int | None = 0
+        while offset is not None:
+            page = self._noun(
+                PairPage,
+                "GET",
+                f"/v1/probes/{job_id}/pairs",
+                params={"offset": offset, "limit": _PAGE_LENGTH},
+            )
+            yield from page.pairs
+            offset = page.next_offset
+
+    def encoders(self) -> EncoderList:
+        """Return the encoders that requests may name, and which is the default."""
+        return self._noun(EncoderList, "GET", "/v1/encoders")
 
     # ------------------------------------------------------------------------------------------- transport
 
