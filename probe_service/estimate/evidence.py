@@ -96,7 +96,11 @@ class Evidence:
             return None if column is None else column[rows]
 
         return Evidence(
-            take(self.anchor_text), take(self.candidate_text), self.accepted_start, self.accepted, take(self.group)
+            take(self.anchor_text),
+            take(self.candidate_text),
+            self.accepted_start,
+            self.accepted,
+            take(self.group),
         )
 
     def texts_only(self) -> Evidence:
@@ -238,13 +242,13 @@ class Evidence:
         return self.group if self.group is not None else np.empty(0, dtype=np.int64)
 
 
-def _expand(
-    first: NDArray[np.int64], last: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _expand(first: NDArray[np.int64], last: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """All (q, e) with first[q] ≤ e < last[q], as two columns."""
     lengths = last - first
     which = np.repeat(np.arange(len(first)), lengths)
-    entry = np.arange(len(which)) - np.repeat(np.cumsum(lengths) - lengths, lengths) + np.repeat(first, lengths)
+    entry = (
+        np.arange(len(which)) - np.repeat(np.cumsum(lengths) - lengths, lengths) + np.repeat(first, lengths)
+    )
     return which, entry
 
 
@@ -271,5 +275,8 @@ def _matches(
     order = np.argsort(flat, kind="stable")
     ordered = flat[order]
     wanted = batch * span + key
-    which, entry = _expand(np.searchsorted(ordered, wanted, "left"), np.searchsorted(ordered, wanted, "right"))
-    return position[which] * size + order[entry] % size
+    which, entry = _expand(
+        np.searchsorted(ordered, wanted, "left"), np.searchsorted(ordered, wanted, "right")
+    )
+    matches: NDArray[np.int64] = position[which] * size + order[entry] % size
+    return matches

@@ -21,11 +21,11 @@ class Coordinates(Protocol):
     """Pairs of a stack of batches, as three columns of positions."""
 
     @property
-    def batch(self) -> NDArray[np.int64]: ...  # noqa: D102
+    def batch(self) -> NDArray[np.int64]: ...
     @property
-    def anchor(self) -> NDArray[np.int64]: ...  # noqa: D102
+    def anchor(self) -> NDArray[np.int64]: ...
     @property
-    def candidate(self) -> NDArray[np.int64]: ...  # noqa: D102
+    def candidate(self) -> NDArray[np.int64]: ...
 
 
 KnownPairs = Callable[[slice], Coordinates]
@@ -75,9 +75,7 @@ class BatchMeasurements:
     @classmethod
     def concatenate(cls, parts: Sequence[BatchMeasurements]) -> BatchMeasurements:
         """Put the batches of several measurements one after the other."""
-        return cls(
-            **{f.name: np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(cls)}
-        )
+        return cls(**{f.name: np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(cls)})
 
 
 def batch_top_k(anchors: torch.Tensor, candidates: torch.Tensor | None, *, k: int) -> Floats:
@@ -152,7 +150,8 @@ def measure_batches(
     top, masked_top = _TopValues(batches, k), _TopValues(batches, k)
     above = np.zeros((batches, len(thresholds)))
     columns: dict[str, list[Floats]] = {
-        name: [] for name in ("hardest", "false", "certain", "worst", "false_n", "worst_n", "log_mass", "own", "eff")
+        name: []
+        for name in ("hardest", "false", "certain", "worst", "false_n", "worst_n", "log_mass", "own", "eff")
     }
     for rows in _blocks(anchors):
         checkpoint()
@@ -234,7 +233,9 @@ def _blocks(anchors: torch.Tensor) -> list[slice]:
     batches, size, _ = anchors.shape
     if batches > 1:
         if batches * size * size > BLOCK_ELEMENTS:
-            raise ValueError(f"{batches} batches of {size} rows do not fit one block; measure fewer at a time")
+            raise ValueError(
+                f"{batches} batches of {size} rows do not fit one block; measure fewer at a time"
+            )
         return [slice(0, size)]
     return list(row_blocks(size, size))
 

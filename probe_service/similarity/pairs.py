@@ -104,7 +104,9 @@ def _best(
     scores = np.empty(len(i), dtype=np.float64)
     for start in range(0, len(i), _RESCORE_ROWS):
         part = slice(start, start + _RESCORE_ROWS)
-        scores[part] = np.einsum("nd,nd->n", left[i[part]].astype(np.float64), right[j[part]].astype(np.float64))
+        scores[part] = np.einsum(
+            "nd,nd->n", left[i[part]].astype(np.float64), right[j[part]].astype(np.float64)
+        )
     np.clip(scores, -1.0, 1.0, out=scores)
     order = np.lexsort((j, i, -scores))[:k]
     return TopPairs(scores[order], i[order], j[order])

@@ -39,7 +39,9 @@ def test_same_pairs_as_brute_force_in_float64(n, d, k, distinct, ordered, block,
         pairs_module.BLOCK_ELEMENTS = before
     truth = expected(anchors, candidates, k)
     np.testing.assert_allclose(found.similarity, [s for s, _, _ in truth], atol=1e-12)
-    assert list(zip(found.anchor.tolist(), found.candidate.tolist(), strict=True)) == [(i, j) for _, i, j in truth]
+    assert list(zip(found.anchor.tolist(), found.candidate.tolist(), strict=True)) == [
+        (i, j) for _, i, j in truth
+    ]
 
 
 def test_hand_worked_three_rows():
@@ -70,7 +72,12 @@ def test_one_row_has_no_pair():
 def test_all_rows_equal_is_answered_without_scoring_all_pairs():
     rows = np.tile(unit_rows(np.random.default_rng(0), 1, 384), (20_000, 1))
     found = top_pairs(rows, k=4)
-    assert list(zip(found.anchor.tolist(), found.candidate.tolist(), strict=True)) == [(0, 1), (0, 2), (0, 3), (0, 4)]
+    assert list(zip(found.anchor.tolist(), found.candidate.tolist(), strict=True)) == [
+        (0, 1),
+        (0, 2),
+        (0, 3),
+        (0, 4),
+    ]
 
 
 @pytest.mark.parametrize("ordered", [False, True])
@@ -84,7 +91,9 @@ def test_agrees_with_faiss(ordered):
     rows = np.repeat(np.arange(701), 701).reshape(701, 701)
     keep = columns > rows if not ordered else columns != rows
     best = np.sort(similarities[keep])[::-1][:6]
-    np.testing.assert_allclose(top_pairs(anchors, candidates if ordered else None, k=6).similarity, best, atol=1e-6)
+    np.testing.assert_allclose(
+        top_pairs(anchors, candidates if ordered else None, k=6).similarity, best, atol=1e-6
+    )
 
 
 def test_peak_memory_is_one_block(monkeypatch):

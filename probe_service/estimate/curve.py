@@ -1,0 +1,300 @@
+"""From what was measured on batches to the figures of one batch size, each with its interval."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from probe_service.estimate.closed_form import anchors_with_false_negative, false_negatives_per_anchor
+from probe_service.estimate.evidence import Evidence
+from probe_service.estimate.intervals import (
+    Interval,
+    clopper_pearson,
+    grouped_quantile,
+    jackknife_ratio,
+    mean_interval,
+    pooled_interval,
+    share_mean_interval,
+)
+from probe_service.estimate.sampling import SamplingPlan
+from probe_service.schemas import (
+    CONFIDENCE_LEVEL,
+    CurvePoint,
+    Estimate,
+    GaussianSimilarity,
+    GradientError,
+    Nulls,
+    PairsAbove,
+    Xi,
+)
+
+__all__ = ["Reference", "SizeMeasurements", "curve_point"]
+
+Floats = NDArray[np.float64]
+Measured = Mapping[str, Floats]
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What is drawn beside the curve, each from a few batches of its own.
+
+    Args:
+        noise_mean, noise_max: (b,) cosines of a batch's rows to Gaussian noise.
+        noise_vectors: Noise vectors in each batch.
+        gaussian_top_k_mean, isotropic_top_k_mean: (b,) `top_k_mean` of drawn vectors; NaN where a batch has too few pairs.
+        gradient: By dtype, (b, 3): relative error of InfoNCE and of FlatNCE, share of zero losses; empty without positives.
+    """
+
+    noise_mean: Floats
+    noise_max: Floats
+    noise_vectors: int
+    gaussian_top_k_mean: Floats
+    isotropic_top_k_mean: Floats
+    gradient: Mapping[str, Floats]
+
+
+@dataclass(frozen=True)
+class SizeMeasurements:
+    """All that was measured at one batch size.
+
+    Args:
+        whole: Per-batch columns from batches of all encoded rows (`similarity.BatchMeasurements` by field).
+        pools: The same for each sub-pool; empty where none are used.
+        pool_rows: Rows of each sub-pool.
+        reference: What is drawn beside the curve.
+    """
+
+    whole: Measured
+    pools: Sequence[Measured]
+    pool_rows: Sequence[NDArray[np.int64]]
+    reference: Reference
+
+
+def curve_point(
+    size: int,
+    measured: SizeMeasurements,
+    evidence: Evidence,
+    plan: SamplingPlan,
+    *,
+    thresholds: Sequence[float],
+    ordered_pairs: bool,
+) -> CurvePoint:
+    """Estimate every figure of STATISTICS §1 at one batch size.
+
+    Args:
+        size: N.
+        measured: Per-batch columns.
+        evidence: Of the encoded rows.
+        plan: How the batches were drawn.
+        thresholds: Of the columns of `pairs_above`.
+        ordered_pairs: Whether (i, j) and (j, i) are two pairs (anchor and positive differ).
+
+    Returns:
+        The figures; those that need what the corpus lacks are null.
+    """
+    figures = _Figures(size, measured, plan)
+    whole = measured.whole
+    pairs = size * (size - 1) // (1 if ordered_pairs else 2)
+    ranks = whole["top_k"].shape[1]
+    complete = evidence.unjudged_rows is None
+    partners = evidence.false_negative_counts()
+    anything_known = bool(partners.any())
+
+    def cosine_mean(name: str, rank: int | None = None) -> Estimate:
+        def column(m: Measured) -> Interval:
+            values = m[name] if rank is None else m[name][:, rank]
+            return mean_interval(values, CONFIDENCE_LEVEL).clipped(-1.0, 1.0)
+
+        return figures.estimate(column)
+
+    def top_mean(name: str) -> Estimate | None:
+        if np.isnan(whole[name]).any():
+            return None
+        return figures.estimate(
+            lambda m: mean_interval(m[name].mean(axis=1), CONFIDENCE_LEVEL).clipped(-1.0, 1.0)
+        )
+
+    def share(name: str) -> Estimate:
+        if plan.whole_corpus and not anything_known and name in ("false_share", "certain_share"):
+            return Estimate(
+                value=0.0, low=0.0, high=0.0, method="no row of the corpus has a known false negative"
+            )
+        return figures.estimate(lambda m: share_mean_interval(m[name], CONFIDENCE_LEVEL), (0.0, 1.0))
+
+    def update_share(name: str) -> Estimate | None:
+        if not whole["update_weight"].sum() > 0:
+            return None
+        return figures.estimate(
+            lambda m: jackknife_ratio(m[name], m["update_weight"], CONFIDENCE_LEVEL).clipped(0.0, 1.0),
+            (0.0, 1.0),
+        )
+
+    def closed(form: Callable[[NDArray[np.int64], int], float], high: float) -> Estimate:
+        value = form(partners, size)
+        if plan.whole_corpus:
+            return Estimate(value=value, low=value, high=value, method="closed form over the whole corpus")
+        if not measured.pools:
+            return figures.without_interval(value)
+        in_pools = np.array([form(_scaled_partners(evidence, rows), size) for rows in measured.pool_rows])
+        exact = Interval(value, value, value, "")
+        return _estimate(
+            pooled_interval(exact, in_pools, CONFIDENCE_LEVEL).clipped(0.0, high), "closed form, "
+        )
+
+    known_share = share("false_share")
+    known_count = closed(false_negatives_per_anchor, float(size - 1))
+    known_any = closed(anchors_with_false_negative, 1.0)
+    known_update = update_share("false_update")
+    worst = None if complete else share("worst_share")
+    if not complete:
+        assert worst is not None
+        known_share = _bounded(known_share, worst)
+        known_count = _bounded(
+            known_count,
+            figures.estimate(
+                lambda m: mean_interval(m["worst_count"], CONFIDENCE_LEVEL).clipped(0.0, size - 1.0),
+                (0.0, size - 1.0),
+            ),
+        )
+        known_any = _bounded(known_any, share("worst_any_share"))
+        worst_update = update_share("worst_update")
+        if known_update is not None and worst_update is not None:
+            known_update = _bounded(known_update, worst_update)
+
+    reference = measured.reference
+    return CurvePoint(
+        batch_size=size,
+        num_batches=len(whole["false_share"]),
+        negative_pairs_per_batch=pairs,
+        top_k=[cosine_mean("top_k", r) if r < pairs else None for r in range(ranks)],
+        top_k_mean=top_mean("top_k"),
+        hardest_negative=cosine_mean("hardest_negative"),
+        pairs_above=[_pairs_above(figures, t, threshold, pairs) for t, threshold in enumerate(thresholds)],
+        false_negatives_per_anchor=known_count,
+        anchors_with_false_negative=known_any,
+        false_negative_softmax_share=known_share,
+        false_negative_gradient_share=known_update,
+        certain_share=share("certain_share"),
+        worst_case=worst,
+        gaussian_similarity=GaussianSimilarity(
+            mean=_over_batches(reference.noise_mean),
+            max=_over_batches(reference.noise_max),
+            vectors_per_batch=reference.noise_vectors,
+        ),
+        xi=_xi(figures) if whole["log_xi"].shape[1] else None,
+        effective_anchors=None
+        if np.isnan(whole["effective_anchors_share"]).any()
+        else figures.estimate(
+            lambda m: mean_interval(m["effective_anchors_share"], CONFIDENCE_LEVEL).clipped(0.0, 1.0),
+            (0.0, 1.0),
+        ),
+        effective_negatives=figures.estimate(
+            lambda m: mean_interval(m["effective_negatives"], CONFIDENCE_LEVEL).clipped(1.0, size - 1.0),
+            (1.0, size - 1.0),
+        ),
+        gradient_error={
+            dtype: GradientError(
+                infonce=_over_batches(columns[:, 0], 0.0, np.inf),
+                flatnce=_over_batches(columns[:, 1], 0.0, np.inf),
+                zero_loss_share=_over_batches(columns[:, 2], 0.0, 1.0),
+            )
+            for dtype, columns in reference.gradient.items()
+        }
+        or None,
+        nulls=Nulls(
+            gaussian_matched=_null(reference.gaussian_top_k_mean),
+            false_negatives_masked=top_mean("masked_top_k") if anything_known else None,
+            isotropic=_null(reference.isotropic_top_k_mean),
+        ),
+    )
+
+
+class _Figures:
+    """Makes an estimate of a figure in the way that the plan allows."""
+
+    def __init__(self, size: int, measured: SizeMeasurements, plan: SamplingPlan) -> None:
+        self._size, self._measured, self._plan = size, measured, plan
+
+    def estimate(
+        self, figure: Callable[[Measured], Interval], limits: tuple[float, float] = (-1.0, 1.0)
+    ) -> Estimate:
+        whole = figure(self._measured.whole)
+        if self._plan.whole_corpus:
+            return _estimate(whole)
+        if not self._measured.pools:
+            return self.without_interval(whole.value)
+        pools = np.array([figure(pool).value for pool in self._measured.pools])
+        return _estimate(pooled_interval(whole, pools, CONFIDENCE_LEVEL).clipped(*limits))
+
+    def without_interval(self, value: float) -> Estimate:
+        return Estimate(
+            value=value,
+            low=None,
+            high=None,
+            method=f"no interval: {self._plan.rows_encoded} of {self._plan.rows_usable} rows were encoded, which "
+            f"supports intervals up to batches of {self._plan.largest_size_with_interval}",
+        )
+
+
+def _scaled_partners(evidence: Evidence, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    return evidence.subset(rows).false_negative_counts()
+
+
+def _estimate(interval: Interval, prefix: str = "") -> Estimate:
+    low, high = min(interval.low, interval.value), max(interval.high, interval.value)
+    return Estimate(value=interval.value, low=low, high=high, method=prefix + interval.method)
+
+
+def _over_batches(values: Floats, low: float = -1.0, high: float = 1.0) -> Estimate:
+    return _estimate(mean_interval(values, CONFIDENCE_LEVEL).clipped(low, high))
+
+
+def _null(values: Floats) -> Estimate | None:
+    return None if np.isnan(values).any() else _over_batches(values)
+
+
+def _bounded(known: Estimate, worst: Estimate) -> Estimate:
+    """A figure of which only bounds are known: the known pairs below, the worst case above."""
+    if known.low is None or worst.high is None:
+        return Estimate(value=known.value, low=None, high=None, method=f"lower bound; {known.method}")
+    return Estimate(
+        value=known.value,
+        low=known.low,
+        high=max(worst.high, known.value),
+        method=f"lower bound from the known pairs ({known.method}); upper end: worst case ({worst.method})",
+    )
+
+
+def _pairs_above(figures: _Figures, column: int, threshold: float, pairs: int) -> PairsAbove:
+    def expected(m: Measured) -> Interval:
+        return mean_interval(m["pairs_above"][:, column], CONFIDENCE_LEVEL).clipped(0.0, float(pairs))
+
+    def any_pair(m: Measured) -> Interval:
+        found = m["pairs_above"][:, column] > 0
+        return clopper_pearson(int(found.sum()), len(found), CONFIDENCE_LEVEL)
+
+    return PairsAbove(
+        threshold=threshold,
+        expected_pairs=figures.estimate(expected, (0.0, float(pairs))),
+        at_least_one=figures.estimate(any_pair, (0.0, 1.0)),
+    )
+
+
+def _xi(figures: _Figures) -> Xi:
+    def quantile(probability: float) -> Estimate:
+        logs = figures.estimate(
+            lambda m: grouped_quantile(m["log_xi"], probability, CONFIDENCE_LEVEL), (-np.inf, np.inf)
+        )
+
+        def xi(log_value: float | None) -> float | None:
+            # exp(700) is near the largest float64; a larger ξ saturates.
+            return None if log_value is None else float(np.exp(min(log_value, 700.0)))
+
+        value = xi(logs.value)
+        assert value is not None
+        return Estimate(value=value, low=xi(logs.low), high=xi(logs.high), method=logs.method)
+
+    return Xi(p10=quantile(0.1), p50=quantile(0.5), p90=quantile(0.9))

@@ -1,0 +1,139 @@
+"""n_max: the largest batch size within the budget, on integers, by a fixed-sequence test."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+from probe_service.estimate.intervals import share_mean_intervals
+from probe_service.schemas import CONFIDENCE_LEVEL, BatchSizeLimit, Estimate, SharePoint
+
+__all__ = ["ShareScan", "scan_shares"]
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class ShareScan:
+    """S and its limits at N = 2, 3, …, L + 1.
+
+    Args:
+        value, low, high: (L,) false_negative_softmax_share; the known pairs' share and its interval.
+        worst_value, worst_high: (L,) the worst case and its upper limit; equal to value and high if all is judged.
+        complete: Whether every pair is judged, so that `high` speaks of all false negatives.
+        method: How the intervals were made.
+    """
+
+    value: Floats
+    low: Floats
+    high: Floats
+    worst_value: Floats
+    worst_low: Floats
+    worst_high: Floats
+    complete: bool
+    method: str
+
+    @property
+    def largest(self) -> int:
+        """The largest N scanned."""
+        return len(self.value) + 1
+
+    def point(self, size: int) -> SharePoint:
+        """S at one batch size; with incomplete evidence its upper end is the worst case's."""
+        at = size - 2
+        value = float(self.value[at])
+        upper = float(self.high[at]) if self.complete else max(value, float(self.worst_high[at]))
+        return SharePoint(
+            batch_size=size,
+            estimate=Estimate(value=value, low=float(self.low[at]), high=upper, method=self.method),
+            worst_case=None
+            if self.complete
+            else Estimate(
+                value=float(self.worst_value[at]),
+                low=float(self.worst_low[at]),
+                high=float(self.worst_high[at]),
+                method=self.method,
+            ),
+        )
+
+    def thinned(self, keep: list[int], *, points: int = 120) -> list[SharePoint]:
+        """Points for drawing: evenly spaced in log N, and those in `keep`."""
+        spaced = np.unique(np.round(np.geomspace(2, self.largest, points)).astype(int)).tolist()
+        sizes = sorted({size for size in [*spaced, *keep] if 2 <= size <= self.largest})
+        return [self.point(size) for size in sizes]
+
+    def limit(self, budget: float, *, assumption: str) -> BatchSizeLimit:
+        """The largest N whose upper limit keeps within the budget at every integer from 2 to N.
+
+        The one-sided 97.5% limit is tested in the fixed order 2, 3, …; the first size above the budget ends the sequence,
+        so that no correction for the number of sizes is needed and no monotony is supposed (STATISTICS §7).
+
+        Args:
+            budget: Largest acceptable S.
+            assumption: What the upper limit rests on where evidence is incomplete.
+        """
+        upper = self.high if self.complete else np.maximum(self.worst_high, self.high)
+        above = np.flatnonzero(upper > budget)
+        exceeded = len(above) > 0
+        largest = int(above[0]) + 1 if exceeded else self.largest
+        value = largest if largest >= 2 else None
+        shown = "upper limit" if self.complete else "worst case's upper limit"
+        if value is None:
+            reason = (
+                f"the {shown} of S is {upper[0]:.3g} at a batch of 2 already, above the budget of {budget:g}"
+            )
+        elif exceeded:
+            reason = (
+                f"the {shown} of S is at most {budget:g} at every batch size from 2 to {value}, and {upper[value - 1]:.3g}"
+                f" at {value + 1}"
+            )
+        else:
+            reason = (
+                f"the {shown} of S is at most {budget:g} at every batch size tested, from 2 to {self.largest}"
+            )
+        return BatchSizeLimit(
+            value=value,
+            tested_up_to=self.largest,
+            exceeded=exceeded,
+            reason=reason,
+            assumption=None if self.complete else assumption,
+        )
+
+
+def scan_shares(
+    false_share: Floats,
+    worst_share: Floats,
+    pools: list[tuple[Floats, Floats]],
+    *,
+    complete: bool,
+) -> ShareScan:
+    """Turn the scan's permutations into S with limits at every integer.
+
+    Args:
+        false_share: (P, L) one row a permutation of the encoded rows (`similarity.WindowShares`).
+        worst_share: (P, L) the worst case.
+        pools: The same, averaged over permutations, (L,) each, for every sub-pool; empty for a fully encoded corpus.
+        complete: Whether every pair is judged.
+    """
+    value, low, high = _limits(false_share, [false for false, _ in pools])
+    worst_value, worst_low, worst_high = (
+        (value, low, high) if complete else _limits(worst_share, [worst for _, worst in pools])
+    )
+    method = f"t over {len(false_share)} permutations"
+    if pools:
+        method = f"{len(pools)} disjoint sub-pools of the encoded rows, t"
+    return ShareScan(value, low, high, worst_value, worst_low, worst_high, complete, method)
+
+
+def _limits(shares: Floats, pools: list[Floats]) -> tuple[Floats, Floats, Floats]:
+    found = share_mean_intervals(shares, CONFIDENCE_LEVEL)
+    if not pools:
+        return found.value, found.low, found.high
+    drawn = np.stack(pools).var(axis=0, ddof=1) / len(pools)
+    z = stats.norm.ppf(0.5 + CONFIDENCE_LEVEL / 2)
+    monte_carlo = np.maximum(found.high - found.value, found.value - found.low) / z
+    half = stats.t.ppf(0.5 + CONFIDENCE_LEVEL / 2, len(pools) - 1) * np.sqrt(drawn + monte_carlo**2)
+    return found.value, np.clip(found.value - half, 0.0, 1.0), np.clip(found.value + half, 0.0, 1.0)
