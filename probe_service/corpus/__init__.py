@@ -1,0 +1,21 @@
+"""Corpora: read, check, count, hash, sample.
+
+`read_corpus` makes one pass over a file or a Hugging Face data set; `normalize_text` is the one place that says when
+two texts are equal. Importing this package loads neither torch nor `datasets`.
+"""
+
+from __future__ import annotations
+
+from probe_service.corpus.equality import normalize_text
+from probe_service.corpus.reading import DEFAULT_MAX_ROW_BYTES, read_corpus, sniff_corpus
+from probe_service.corpus.storage import Corpus, load_corpus, save_corpus
+
+__all__ = [
+    "DEFAULT_MAX_ROW_BYTES",
+    "Corpus",
+    "load_corpus",
+    "normalize_text",
+    "read_corpus",
+    "save_corpus",
+    "sniff_corpus",
+]
