@@ -11,7 +11,7 @@ __all__ = ["JsonLines", "configure_logging"]
 
 
 class JsonLines(logging.Formatter):
-    """Formats a record as one JSON object: time, level, logger, message, and the traceback if there is one."""
+    """Formats a record as one JSON object: time, level, logger, process, message, traceback if any."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the record as a line."""

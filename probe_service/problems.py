@@ -1,7 +1,7 @@
 """How errors look over HTTP: one table from code to status, and RFC 9457 problem documents.
 
-Both the API (answers) and the job client (the `error` of a failed job) build their problems here, so that a fault
-found at once and the same fault found later are the same object. Light: pydantic only.
+Both the API (answers) and the job client (the `error` of a failed job) build their problems here, so that a
+fault found at once and the same fault found later are the same object. Light: pydantic only.
 """
 
 from __future__ import annotations

@@ -8,7 +8,8 @@
     home/corpora/.incoming-<random>/    an upload under way
     home/jobs/<job id>/                 what a job writes: report.json, pairs.jsonl, …
 
-Bytes are hashed while they are written and never held in memory; a corpus appears whole, by one rename, or not at all.
+Bytes are hashed while they are written and never held in memory; a corpus appears whole, by one rename, or
+not at all.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""jobs"""
+"""Durable jobs: a light client for the API, and the worker that runs them."""

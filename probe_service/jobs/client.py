@@ -1,7 +1,7 @@
 """Jobs seen from outside the worker: submit, look, cancel, delete. Light: no torch, no probe.
 
-A job is a DBOS workflow. Its input (request, corpus id, name) and its state live in the job database, its files in
-``home/jobs/<id>``. The states of `JobState` come from three places:
+A job is a DBOS workflow. Its input (request, corpus id, name) and its state live in the job database, its
+files in ``home/jobs/<id>``. The states of `JobState` come from three places:
 
 =============================================  ==========================================
 workflow status                                job state
@@ -17,6 +17,7 @@ ERROR, MAX_RECOVERY_ATTEMPTS_EXCEEDED          failed
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -24,7 +25,7 @@ import sqlite3
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -48,7 +49,7 @@ from probe_service.jobs.heartbeat import Heartbeat, last_exit_cause, live_heartb
 from probe_service.problems import error_from_json, problem_of
 from probe_service.schemas import Job, JobList, JobState, ProbeRequest, ProblemDetail, Progress
 from probe_service.settings import Settings
-from probe_service.store import CorpusStore
+from probe_service.store import CorpusStore, CorpusWriter
 
 __all__ = [
     "APPLICATION_NAME",
@@ -72,8 +73,8 @@ _WAITING = ["ENQUEUED", "DELAYED"]
 _UNFINISHED = [*_WAITING, "PENDING"]
 
 _CAUSES = {
-    "worker_out_of_memory": "The worker ran out of memory each time it tried this job; probe fewer rows (max_rows),"
-    " smaller batch sizes, or give it more memory.",
+    "worker_out_of_memory": "The worker ran out of memory each time it tried this job; probe fewer rows"
+    " (max_rows) or smaller batch sizes, or give it more memory.",
     "worker_killed": "The worker was killed each time it tried this job.",
     "worker_crashed": "The worker crashed each time it tried this job; its log says more.",
 }
@@ -163,7 +164,8 @@ class JobClient:
         self._settings = settings
         self._store = store
         self._connecting = threading.Lock()
-        self._submitting = threading.Lock()
+        # Held while jobs and the corpora that they refer to are created or deleted.
+        self._changing = threading.RLock()
         self._connected: DBOSClient | None = None
 
     def submit(self, submission: JobSubmission, *, idempotency_key: str | None = None) -> str:
@@ -183,7 +185,7 @@ class JobClient:
             "workflow_id_reuse_policy": "reject",
             "app_version": self._settings.application_version,
         }
-        with self._client() as client, self._submitting:
+        with self._client() as client, self._changing:
             if idempotency_key is not None and (earlier := self._row(client, job_id)) is not None:
                 return self._same_submission(earlier, submission)
             unfinished = client.list_workflows(
@@ -195,7 +197,8 @@ class JobClient:
                     "queue_full",
                     f"{waiting} jobs are waiting already, the most that is allowed; try again later.",
                 )
-            # On SQLite the queue's own clock ticks in whole seconds: number the jobs, so that the first comes first.
+            # On SQLite the queue's own clock ticks in whole seconds: number the jobs, so that the first comes
+            # first.
             options["priority"] = 1 + max((row.priority or 0 for row in unfinished), default=0)
             submitted_at = datetime.now(UTC).isoformat(timespec="milliseconds")
             try:
@@ -206,6 +209,31 @@ class JobClient:
                     raise
                 return self._same_submission(earlier, submission)
         return job_id
+
+    def submit_upload(
+        self,
+        upload: CorpusWriter,
+        corpus_format: str,
+        request: ProbeRequest,
+        corpus_name: str,
+        *,
+        idempotency_key: str | None = None,
+    ) -> str:
+        """Store an upload and queue a job that reads it; if the job is refused, the upload is not kept.
+
+        Raises:
+            JobError: `idempotency_conflict`.
+            ServiceError: `queue_full`, `database_unavailable`, `storage_failed`.
+        """
+        with self._changing:
+            stored = upload.commit(corpus_name, corpus_format)
+            submission = JobSubmission(request, stored.id, None, corpus_name)
+            try:
+                return self.submit(submission, idempotency_key=idempotency_key)
+            except ProbeError:
+                with contextlib.suppress(ProbeError):
+                    self._release_corpus(stored.id)
+                raise
 
     def get(self, job_id: str) -> Job:
         """Return a job as it stands.
@@ -251,9 +279,10 @@ class JobClient:
         return self.get(job_id)
 
     def delete(self, job_id: str) -> None:
-        """Delete a job and what it stored: its folder, and its corpus unless that is kept or used by another job.
+        """Delete a job and what it stored.
 
-        A job that is still queued is cancelled first.
+        Its corpus goes as well, unless that was uploaded for its own sake or another job refers to it. A job that
+        is still queued is cancelled first.
 
         Raises:
             JobError: `job_not_found`; `job_not_ended` while a worker holds it: cancel it first.
@@ -265,22 +294,41 @@ class JobClient:
             raise JobError(
                 "job_not_ended", f"Job {job_id} is {job.state}; cancel it, wait until it ended, delete then."
             )
-        with self._client() as client:
-            client.delete_workflow(job_id)
-        self._store.delete_job_folder(job_id)
-        if job.corpus_id is not None and not self._store.is_kept(job.corpus_id):
-            if self.corpus_users(job.corpus_id):
-                return
-            try:
-                self._store.delete(job.corpus_id)
-            except RequestError:
-                _log.info("corpus %s was gone already", job.corpus_id)
+        with self._changing:
+            with self._client() as client:
+                client.delete_workflow(job_id)
+            self._store.delete_job_folder(job_id)
+            if job.corpus_id is not None:
+                self._release_corpus(job.corpus_id)
 
-    def corpus_users(self, corpus_id: str, *, unfinished_only: bool = False) -> list[str]:
-        """Return the ids of the jobs that read a stored corpus."""
+    def delete_corpus(self, corpus_id: str) -> None:
+        """Delete a stored corpus.
+
+        Raises:
+            RequestError: `corpus_not_found`.
+            JobError: `corpus_in_use` by a job that has not ended.
+        """
+        with self._changing:
+            self._store.get(corpus_id)
+            users = self._corpus_users(corpus_id, _UNFINISHED)
+            if users:
+                raise JobError(
+                    "corpus_in_use",
+                    f"Job {users[0]} still reads this corpus; cancel it first.",
+                    count=len(users),
+                )
+            self._store.delete(corpus_id)
+
+    def _release_corpus(self, corpus_id: str) -> None:
+        """Delete a corpus that nobody uploaded for its own sake and that no job refers to any more."""
+        if not self._store.is_kept(corpus_id) and not self._corpus_users(corpus_id, None):
+            with contextlib.suppress(RequestError):
+                self._store.delete(corpus_id)
+
+    def _corpus_users(self, corpus_id: str, statuses: Sequence[str] | None) -> Sequence[str]:
         with self._client() as client:
             rows = client.list_workflows(
-                name=WORKFLOW_NAME, status=_UNFINISHED if unfinished_only else None, load_output=False
+                name=WORKFLOW_NAME, status=None if statuses is None else [*statuses], load_output=False
             )
         return [row.workflow_id for row in rows if _fields(row)["corpus_id"] == corpus_id]
 
@@ -324,7 +372,7 @@ class JobClient:
         with self._client() as client:
             client.check_connection()
 
-    def workers(self) -> list[Heartbeat]:
+    def workers(self) -> Sequence[Heartbeat]:
         """Return the workers that are alive."""
         return live_heartbeats(self._settings.home)
 
@@ -377,7 +425,8 @@ class JobClient:
         if JobSubmission.from_json(_fields(row)).fingerprint != submission.fingerprint:
             raise JobError(
                 "idempotency_conflict",
-                f"The Idempotency-Key was used for another corpus or request (job {row.workflow_id}); use a new key.",
+                f"The Idempotency-Key was used for another corpus or request (job {row.workflow_id});"
+                " use a new key.",
             )
         return row.workflow_id
 

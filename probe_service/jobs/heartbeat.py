@@ -1,8 +1,8 @@
 """What a worker says about itself, in one small file: that it lives, and which job it holds.
 
-``home/workers/<executor id>.json`` is replaced every second, and at once when a job begins or ends. The API reads
-from it whether a worker is alive and whether a cancelled job's last step has ended; whoever finds the file of a dead
-worker learns from it which job died with it.
+``home/workers/<executor id>.json`` is replaced every second, and at once when a job begins or ends. The API
+reads from it whether a worker is alive and whether a cancelled job's last step has ended; whoever finds the
+file of a dead worker learns from it which job died with it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ __all__ = [
 ]
 
 ALIVE_WITHIN_SECONDS = 6.0
-"""A worker that has not written for longer counts as dead. Loading a model may hold Python's lock for seconds."""
+"""A worker that has not written for longer counts as dead. Loading a model may hold Python's lock for
+seconds.
+"""
 
 EXITS_FILE = "worker_exits.jsonl"
 
@@ -130,7 +132,8 @@ def exit_cause(return_code: int | None, oom_kills_before: int, oom_kills_now: in
 def record_death(store: CorpusStore, home: Path, executor_id: str, return_code: int | None) -> str | None:
     """Note in the job that a dead worker held how it died, once; return the job's id.
 
-    The worker's file is removed, so that the same death is not recorded twice and nobody waits for its step to end.
+    The worker's file is removed, so that the same death is not recorded twice and nobody waits for its step
+    to end.
     """
     last_word = read_heartbeat(home, executor_id)
     if last_word is None:

@@ -45,8 +45,8 @@ def settings_environment(settings: Settings) -> Mapping[str, str]:
 class WorkerSupervisor:
     """One supervised worker.
 
-    The worker holds the reading end of a pipe whose other end only this process has: however this process ends, the
-    worker notices and ends as well.
+    The worker holds the reading end of a pipe whose other end only this process has: however this process
+    ends, the worker notices and ends as well.
 
     Args:
         settings: Passed on to the worker.

@@ -1,8 +1,9 @@
 """The worker process: owns the accelerator and runs one job at a time from the queue.
 
-``python -m probe_service.jobs.worker`` reads its settings from the environment. It says that it lives every second,
-asks twice a second whether its job was cancelled, and on SIGTERM lets the running step finish, puts the job back at the
-head of the queue and ends. Killed, it is resumed by the next worker with the same executor id.
+``python -m probe_service.jobs.worker`` reads its settings from the environment. It says that it lives every
+second, asks twice a second whether its job was cancelled, and on SIGTERM lets the running step finish, puts
+the job back at the head of the queue and ends. Killed, it is resumed by the next worker with the same
+executor id.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ def run_worker(settings: Settings) -> None:
     """Run jobs until SIGTERM or SIGINT, or until the supervising process is gone; does not return before.
 
     Raises:
-        ServiceError: `worker_duplicate` if another worker runs under this executor id; `database_unavailable`.
+        ServiceError: `worker_duplicate` if another worker runs under this executor id;
+            `database_unavailable`.
     """
     with _sole_worker(settings):
         _serve_queue(settings)
@@ -101,7 +103,7 @@ def _serve_queue(settings: Settings) -> None:
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """Drop DBOS's tracebacks of jobs that failed or were cancelled in an orderly way; we log those ourselves."""
+    """Drop DBOS's tracebacks of jobs that failed or were cancelled in good order."""
     error = record.exc_info[1] if record.exc_info else None
     return not isinstance(error, PortableWorkflowError | dbos_error.DBOSAwaitedWorkflowCancelledError)
 
@@ -179,7 +181,7 @@ def _stop_with_parent(stop: threading.Event) -> None:
 
 @contextlib.contextmanager
 def _sole_worker(settings: Settings) -> Iterator[None]:
-    """Hold the executor id's lock: a second worker under one id would take the first one's job for abandoned."""
+    """Hold the executor id's lock: a second worker of that id would take the first one's job away."""
     path: Path = heartbeat_path(settings.home, settings.executor_id).with_suffix(".lock")
     path.parent.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + _LOCK_WAIT_SECONDS
@@ -193,7 +195,8 @@ def _sole_worker(settings: Settings) -> Iterator[None]:
                 if time.monotonic() >= deadline:
                     raise ServiceError(
                         "worker_duplicate",
-                        f"Another worker runs as {settings.executor_id!r}; give each its own PROBE_EXECUTOR_ID.",
+                        f"Another worker runs as {settings.executor_id!r};"
+                        " give each its own PROBE_EXECUTOR_ID.",
                     ) from None
                 time.sleep(0.2)
         yield

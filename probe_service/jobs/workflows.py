@@ -3,8 +3,9 @@
 A step that finished is not run again after a crash: DBOS returns its recorded result. Two rules follow.
 
 * Everything that a step leaves behind is its (small, JSON) result or a file in the job's folder.
-* Between steps nothing may depend on the clock. So progress is written from within steps only (there DBOS takes it as
-  a side effect, not as a step of its own), and whether the job was cancelled is asked by another thread.
+* Between steps nothing may depend on the clock. So progress is written from within steps only (there DBOS
+  takes it as a side effect, not as a step of its own), and whether the job was cancelled is asked by another
+  thread.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from typing import Any
 
 from dbos import DBOS, PortableWorkflowError
 from dbos import error as dbos_error
-from probe_service.probe import run_probe
 from pydantic import JsonValue
 
 from probe_service.errors import JobError, ProbeError, ServiceError
 from probe_service.jobs.client import CURVE_EVENT, PROGRESS_EVENT, WORKFLOW_NAME, JobSubmission
+from probe_service.probe import run_probe
 from probe_service.problems import error_from_json, error_to_json
 from probe_service.schemas import Progress
 from probe_service.settings import Settings
@@ -42,8 +43,8 @@ _log = logging.getLogger(__name__)
 class Desk:
     """What lies on a worker's desk: the one job it runs, and whether it should put it down.
 
-    The workflow's thread takes and leaves jobs; the heartbeat's thread looks which one it is and reports that it was
-    cancelled; the main thread reports that the worker is to stop.
+    The workflow's thread takes and leaves jobs; the heartbeat's thread looks which one it is and reports that
+    it was cancelled; the main thread reports that the worker is to stop.
 
     Args:
         is_cancelled: Asks the job database.
@@ -157,7 +158,7 @@ def register_workflows(settings: Settings, store: CorpusStore, desk: Desk) -> No
         desk.take(job_id)
         try:
             _run(job_id, JobSubmission.from_json(fields), settings, store, desk)
-        except Exception as error:  # noqa: BLE001 - the edge: whatever it was, the job has failed and must say so
+        except Exception as error:  # noqa: BLE001 - the edge: whatever it was, the job must say that it failed
             raise _portable(_translated(error, job_id)) from None
         finally:
             desk.leave()
@@ -214,7 +215,8 @@ def _translated(error: Exception, job_id: str) -> ProbeError:
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return JobError(
             "worker_out_of_memory",
-            "The worker ran out of memory; probe fewer rows (max_rows) or smaller batch sizes, or give it more memory.",
+            "The worker ran out of memory; probe fewer rows (max_rows) or smaller batch sizes,"
+            " or give it more memory.",
         )
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         return ServiceError("storage_failed", "The worker's disk is full.")
