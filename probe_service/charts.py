@@ -265,8 +265,8 @@ def histogram_chart(
     """Draw how many negative pairs there are at each similarity, known false negatives in front.
 
     The count axis is a square root: it starts at 0 and still shows the few similar pairs that matter. Both
-    sets of bars start at 0 (stacked lengths would mean nothing on such an axis); known false negatives are part of
-    all pairs.
+    sets of bars start at 0 (stacked lengths would mean nothing on such an axis); known false negatives are
+    part of all pairs.
 
     Args:
         histogram: Counts in equal bins; neighbouring bins are joined until at most 100 bars are left.
@@ -714,7 +714,8 @@ def _lines(
     colour = alt.Color("series:N").scale(domain=keys, range=[line.colour for line in labels_for]).legend(None)
 
     def drawn(channel: Any, values: Sequence[Any]) -> Any:
-        return channel("series:N").scale(domain=keys, range=list(values)).legend(None)
+        # Ordinal only because Vega-Lite warns about sizes by name; the order is that of the names given.
+        return channel("series:O").scale(domain=keys, range=list(values)).legend(None)
 
     x, y = axis.x(), axis.y(value_title)
     lines = datasets.chart(dataset, _rows(series))
@@ -729,7 +730,7 @@ def _lines(
         name_field = "label"
     return [
         lines.transform_filter(bounded)
-        .mark_area(clip=True)
+        .mark_area()
         .encode(
             x=x,
             y=alt.Y("low:Q").title(value_title),
@@ -894,6 +895,8 @@ def _finish(
             padding={"left": 4, "right": 6, "top": 6, "bottom": 4},
         )
         .configure_view(stroke=None)
+        # The description says what the chart shows; hundreds of single marks read out would not.
+        .configure_mark(aria=False)
         .configure_axis(
             labelColor=palette.muted,
             titleColor=palette.ink,
