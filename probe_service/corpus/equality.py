@@ -12,13 +12,22 @@ import numpy as np
 
 from probe_service.schemas import DuplicateCounts
 
-__all__ = ["ROWS_LISTED", "DuplicateTally", "RepeatCounter", "Repeats", "normalize_text"]
+__all__ = [
+    "ROWS_LISTED",
+    "DuplicateTally",
+    "RepeatCounter",
+    "Repeats",
+    "fold_normalized",
+    "normalize_text",
+    "normalize_texts",
+]
 
 ROWS_LISTED = 1000
 """Row numbers that a report lists of one kind, at most."""
 
 _BUFFERED_ROWS = 1 << 18
 _PARTITIONS = 64
+_TEXTS_CHECKED_AT_ONCE = 32
 
 
 def normalize_text(text: str, *, case_fold: bool = False) -> str:
@@ -41,6 +50,26 @@ def normalize_text(text: str, *, case_fold: bool = False) -> str:
     if text.isascii():
         return text.lower()
     return unicodedata.normalize("NFC", unicodedata.normalize("NFD", text).casefold())
+
+
+def normalize_texts(texts: Sequence[str]) -> list[str]:
+    """Return `normalize_text` of each text; runs of clean ASCII texts are checked at one stroke."""
+    normalized: list[str] = []
+    for start in range(0, len(texts), _TEXTS_CHECKED_AT_ONCE):
+        run = texts[start : start + _TEXTS_CHECKED_AT_ONCE]
+        # With a bar on both sides of each text, a blank at its end shows as a blank beside a bar.
+        joined = f"|{'|'.join(run)}|"
+        clean = joined.isascii() and joined.isprintable()
+        if clean and "  " not in joined and "| " not in joined and " |" not in joined:
+            normalized += run
+        else:
+            normalized += map(normalize_text, run)
+    return normalized
+
+
+def fold_normalized(normalized: Sequence[str]) -> list[str]:
+    """Return `normalize_text(text, case_fold=True)` of texts that are already normalised."""
+    return [text.lower() if text.isascii() else normalize_text(text, case_fold=True) for text in normalized]
 
 
 @dataclass(frozen=True)
@@ -162,9 +191,9 @@ class DuplicateTally:
         """Add one key a row at the level ``exact``, ``normalized`` or ``case_folded``."""
         self._levels[level].add(_digests(keys), numbers)
 
-    def add_groups(self, groups: Sequence[str], numbers: np.ndarray) -> None:
-        """Add the groups of those rows that have one."""
-        self._groups.add(_digests(groups), numbers)
+    def add_groups(self, groups: Sequence[str]) -> None:
+        """Add the groups of those rows that have one; only their number is asked for, not where they stand."""
+        self._groups.add(_digests(groups), np.zeros(len(groups), np.int64))
 
     def finish(self, on_step: Callable[[], None] = lambda: None) -> tuple[DuplicateCounts, int]:
         """Return the counts, and the number of distinct groups."""

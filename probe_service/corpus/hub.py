@@ -20,7 +20,7 @@ HF_PREFIX = "hf:"
 _BATCH_RECORDS = 1024
 _HEAD_RECORDS = 200
 _HUB_NAME = re.compile(
-    r"hf:(?P<name>[\w.-]+(?:/[\w.-]+)?)(?::(?P<config>[\w.-]*)(?::(?P<split>[\w.-]*))?)?(?:@(?P<revision>[\w./-]+))?",
+    r"hf:(?P<name>\w[\w.-]*(?:/\w[\w.-]*)?)(?::(?P<config>[\w.-]*)(?::(?P<split>[\w.-]*))?)?(?:@(?P<revision>\w[\w.-]*(?:/\w[\w.-]*)*))?",
     re.ASCII,
 )
 _COMMIT = re.compile(r"[0-9a-f]{7,40}")
@@ -75,10 +75,12 @@ def hub_records(
     Raises:
         CorpusError: ``hf_name_invalid``, ``hf_dataset_unavailable``, ``hf_split_unknown``, ``hf_revision_mismatch``.
     """
+    from datasets.packaged_modules.cache.cache import Cache
+
     asked = parse_hub_name(source)
     builder = _builder(asked)
     found = str(builder.hash)
-    _compare_revisions(asked, found)
+    _compare_revisions(asked, found, from_cache=isinstance(builder, Cache))
     table, split = _split(asked, builder)
     rows = table.num_rows
 
@@ -132,18 +134,19 @@ def _split(asked: HubName, builder: Any) -> tuple[Any, str]:
     return builder.as_dataset(split=split), split
 
 
-def _compare_revisions(asked: HubName, found: str) -> None:
+def _compare_revisions(asked: HubName, found: str, *, from_cache: bool) -> None:
     """Refuse another revision than the one asked for.
 
-    A commit is compared with the commit that was loaded. A branch or tag is looked up in the local hub cache; where
-    that does not know it, the hub itself has resolved it, unless the hub is switched off.
+    The hub resolves branches and tags itself; from the cache they count as found only where the hub's own cache says
+    which commit they were last.
     """
     if asked.revision is None:
         return
-    wanted = asked.revision if _COMMIT.fullmatch(asked.revision) else _resolved_locally(asked)
-    if wanted is not None and found.startswith(wanted):
-        return
-    if wanted is None and not _offline():
+    if _COMMIT.fullmatch(asked.revision):
+        matches = found.startswith(asked.revision)
+    else:
+        matches = not from_cache or found == _commit_last_seen(asked)
+    if matches:
         return
     raise CorpusError(
         "hf_revision_mismatch",
@@ -152,20 +155,14 @@ def _compare_revisions(asked: HubName, found: str) -> None:
     )
 
 
-def _resolved_locally(asked: HubName) -> str | None:
+def _commit_last_seen(asked: HubName) -> str | None:
     from huggingface_hub import constants
 
     folder = Path(constants.HF_HUB_CACHE) / f"datasets--{asked.name.replace('/', '--')}" / "refs"
     try:
-        return (folder / str(asked.revision)).read_text(encoding="ascii").strip() or None
+        return (folder / str(asked.revision)).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError):
         return None
-
-
-def _offline() -> bool:
-    import datasets
-
-    return bool(datasets.config.HF_HUB_OFFLINE)
 
 
 def _unavailable(asked: HubName, error: Exception) -> CorpusError:

@@ -11,6 +11,7 @@ import csv
 import json
 from collections.abc import Iterator, Sequence
 from itertools import chain
+from operator import itemgetter
 from typing import Any
 
 from pydantic_core import from_json
@@ -66,7 +67,7 @@ def jsonl_records(stream: ByteStream, faults: Faults, max_row_bytes: int) -> Rec
     def batches(columns: Sequence[str]) -> Iterator[RecordBatch]:
         for numbers, block in chain([first], lines):
             kept, rows = _parse(numbers, block, decoder)
-            yield RecordBatch(kept, {name: [row.get(name) for row in rows] for name in columns})
+            yield RecordBatch(kept, {name: _column(rows, name) for name in columns})
 
     return Records(tuple(head), head, batches)
 
@@ -266,16 +267,23 @@ def _parse(
 ) -> tuple[Sequence[int], list[dict[str, Any]]]:
     """Parse a block of lines at once; if any of them is not an object, one by one."""
     try:
-        rows = [from_json(line) for line in lines]
+        rows = list(map(from_json, lines))
     except ValueError:
         rows = []
-    if len(rows) == len(lines) and all(type(row) is dict for row in rows):
+    if rows and set(map(type, rows)) == {dict}:
         return numbers, rows
     parsed = [
         (number, _parse_line(number, line, decoder)) for number, line in zip(numbers, lines, strict=True)
     ]
     good = [(number, row) for number, row in parsed if row is not None]
     return [number for number, _ in good], [row for _, row in good]
+
+
+def _column(rows: list[dict[str, Any]], name: str) -> list[Any]:
+    try:
+        return list(map(itemgetter(name), rows))
+    except KeyError:
+        return [row.get(name) for row in rows]
 
 
 def _parse_line(number: int, line: bytes, decoder: _Decoder) -> dict[str, Any] | None:

@@ -15,7 +15,7 @@ import numpy as np
 from probe_service.corpus.arrays import check_npy_header, npy_records, npz_records
 from probe_service.corpus.arrow import parquet_records
 from probe_service.corpus.content import ContentHash
-from probe_service.corpus.equality import DuplicateTally, normalize_text
+from probe_service.corpus.equality import DuplicateTally, fold_normalized
 from probe_service.corpus.faults import Faults
 from probe_service.corpus.formats import (
     HEAD_BYTES,
@@ -339,15 +339,18 @@ class _Reading:
 def _tally(tally: DuplicateTally, rows: UsableRows) -> None:
     """Count repeats: of a text, of an anchor with its positive, or of a vector that has no text."""
     if rows.groups is not None:
-        judged = np.fromiter((group is not None for group in rows.groups), bool, len(rows.groups))
-        tally.add_groups([group for group in rows.groups if group is not None], rows.numbers[judged])
+        tally.add_groups([group for group in rows.groups if group is not None])
     if rows.anchors is None or rows.normalized is None:
         assert rows.vectors is not None
         keys = [vector.tobytes() for vector in rows.vectors]
         for level in ("exact", "normalized", "case_folded"):
             tally.add(level, keys, rows.numbers)
         return
-    levels = {"exact": rows.anchors, "normalized": rows.normalized, "case_folded": _folded(rows.normalized)}
+    levels = {
+        "exact": rows.anchors,
+        "normalized": rows.normalized,
+        "case_folded": fold_normalized(rows.normalized),
+    }
     if rows.positives is None or rows.positives_normalized is None:
         for level, texts in levels.items():
             tally.add(level, texts, rows.numbers)
@@ -355,14 +358,10 @@ def _tally(tally: DuplicateTally, rows: UsableRows) -> None:
     positives = {
         "exact": rows.positives,
         "normalized": rows.positives_normalized,
-        "case_folded": _folded(rows.positives_normalized),
+        "case_folded": fold_normalized(rows.positives_normalized),
     }
     for level, texts in levels.items():
         tally.add(level, list(zip(texts, positives[level], strict=True)), rows.numbers)
-
-
-def _folded(normalized: list[str]) -> list[str]:
-    return [normalize_text(text, case_fold=True) for text in normalized]
 
 
 def _corpus(roles: Roles, rows: list[Row], info: CorpusInfo) -> Corpus:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -42,7 +43,7 @@ class Reservoir(Generic[Item]):
 
     def __init__(self, size: int, rng: np.random.Generator) -> None:
         self._size = size
-        self._rng = rng
+        self._uniforms = _uniforms(rng)
         self._items: list[Item] = []
         self._seen = 0
         self._next: int | None = None
@@ -63,7 +64,7 @@ class Reservoir(Generic[Item]):
         if self._next is None:
             self._next = self._skip_from(self._size - 1)
         while self._next < self._seen:
-            draws.append(Draw(self._next - base, int(self._rng.integers(self._size))))
+            draws.append(Draw(self._next - base, int(next(self._uniforms) * self._size)))
             self._next = self._skip_from(self._next)
         return draws
 
@@ -75,9 +76,14 @@ class Reservoir(Generic[Item]):
             self._items[draw.slot] = item
 
     def _skip_from(self, last: int) -> int:
-        # 1 - random() lies in (0, 1]: its logarithm is finite. w is kept as a logarithm: it falls towards 0.
-        self._log_w += math.log(1.0 - self._rng.random()) / self._size
+        # 1 - u lies in (0, 1]: its logarithm is finite. w is kept as a logarithm: it falls towards 0.
+        self._log_w += math.log(1.0 - next(self._uniforms)) / self._size
         w = min(math.exp(self._log_w), 1.0 - 2.0**-53)
         if w == 0.0:
             return _NEVER
-        return min(last + 1 + int(min(math.log(1.0 - self._rng.random()) / math.log1p(-w), _NEVER)), _NEVER)
+        return min(last + 1 + int(min(math.log(1.0 - next(self._uniforms)) / math.log1p(-w), _NEVER)), _NEVER)
+
+
+def _uniforms(rng: np.random.Generator) -> Iterator[float]:
+    while True:
+        yield from rng.random(1024).tolist()

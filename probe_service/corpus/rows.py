@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from probe_service.corpus.equality import ROWS_LISTED, normalize_text
+from probe_service.corpus.equality import ROWS_LISTED, normalize_texts
 from probe_service.corpus.faults import Faults
 from probe_service.corpus.records import RecordBatch
 from probe_service.corpus.roles import Roles
@@ -155,7 +155,7 @@ class RowReader:
             return values if values is None or everything else _taken(values, usable)
 
         return UsableRows(
-            numbers=np.asarray(numbers if everything else [numbers[place] for place in usable], np.int64),
+            numbers=_as_int64(numbers if everything else [numbers[place] for place in usable]),
             anchors=kept(anchors),
             normalized=kept(normalized),
             positives=kept(positives),
@@ -259,20 +259,26 @@ def _as_float32(values: np.ndarray) -> np.ndarray:
         return values.astype(np.float32)
 
 
+def _as_int64(numbers: Sequence[int]) -> np.ndarray:
+    if isinstance(numbers, range):
+        return np.arange(numbers.start, numbers.stop, numbers.step, dtype=np.int64)
+    return np.asarray(numbers, np.int64)
+
+
 def _taken(values: Any, places: Sequence[int]) -> Any:
     return values[list(places)] if isinstance(values, np.ndarray) else [values[place] for place in places]
 
 
 def _checked(values: Sequence[Any], bad: list[Reason | None]) -> tuple[list[str], list[str]]:
     """Return texts and their normal forms; where there is no text, both are empty and `bad` says why."""
-    if all(type(value) is str for value in values):
+    if set(map(type, values)) == {str}:
         texts = list(values)
     else:
         texts = [value if isinstance(value, str) else "" for value in values]
         for place, value in enumerate(values):
             if not isinstance(value, str):
                 bad[place] = bad[place] or ("null" if _is_null(value) else "not_a_string")
-    normalized = [normalize_text(text) for text in texts]
+    normalized = normalize_texts(texts)
     if not all(normalized):
         for place, text in enumerate(normalized):
             if not text:
@@ -282,7 +288,7 @@ def _checked(values: Sequence[Any], bad: list[Reason | None]) -> tuple[list[str]
 
 def _unwrapped(values: Sequence[Any]) -> Sequence[Any]:
     """Take passages given as title and text for texts; lists stay, and are no text."""
-    if any(type(value) is dict for value in values):
+    if dict in set(map(type, values)):
         return [_passage(value) for value in values]
     return values
 
@@ -315,9 +321,9 @@ def _passage(value: Any) -> Any:
 def _names(columns: Any, name: str | None, missing: str | None) -> list[Any] | None:
     if name is None:
         return None
+    if set(map(type, columns[name])) == {str} and all(columns[name]):
+        return list(columns[name])
     names = [value if type(value) is str else _as_name(value) for value in columns[name]]
-    if all(names):
-        return names
     return [value or missing for value in names]
 
 
