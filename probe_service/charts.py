@@ -280,8 +280,9 @@ def histogram_chart(
     rows = _bars(histogram)
     names = ["all negative pairs", "known false negatives"]
     colours = [palette.isotropic, palette.mean]
-    low = min((row["from"] for row in rows), default=-1.0)
     high = max((row["to"] for row in rows), default=1.0)
+    # At least three tenths, so that a single bar has ticks beside it.
+    low = min((*(row["from"] for row in rows), high - 0.3)) if rows else -1.0
     # The room above the tallest bar is for the words at the worst case's line.
     top = 1.3 * max((row["pairs"] for row in rows), default=1)
     datasets = _Datasets()
@@ -292,7 +293,13 @@ def histogram_chart(
             x=alt.X("from:Q")
             .title("cosine similarity")
             .scale(domain=[low, high], nice=False)
-            .axis(format=".1f", grid=False, labelOverlap="greedy"),
+            .axis(
+                format=".1f",
+                grid=False,
+                labelOverlap="greedy",
+                labelSeparation=6,
+                values=[step / 10 for step in range(-10, 11)],
+            ),
             x2=alt.X2("to:Q"),
             y=alt.Y("pairs:Q")
             .title(["pairs per bar", "(square-root scale)"])
@@ -609,7 +616,14 @@ class _Axes:
         import altair as alt
 
         scale = alt.Scale(type="log", base=2, domain=self.domain, nice=False, range=[0, self.plot_end])
-        axis = alt.Axis(values=self.ticks, format="d", grid=False, labelOverlap="greedy", labelSeparation=4)
+        axis = alt.Axis(
+            values=self.ticks,
+            format="d",
+            grid=False,
+            labelOverlap="greedy",
+            labelSeparation=4,
+            labelFlush=False,
+        )
         return alt.X("batch_size:Q").scale(scale).axis(axis).title("batch size N (log scale)")
 
     def y(self, title: str | list[str]) -> alt.Y:

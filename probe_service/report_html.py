@@ -23,13 +23,14 @@ __all__ = ["render_report_html"]
 
 _TEMPLATES = Path(__file__).parent / "templates"
 _STATIC_WIDTH = 760
+_SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 _SYMBOLS = {"pass": "✓", "fail": "✕", "inconclusive": "?"}
 _REASONS = {
     "blank": "blank",
     "null": "null",
     "not_a_string": "not a string",
-    "zero_vector": "with a vector of zeros",
-    "non_finite_vector": "with a vector that is not finite",
+    "zero_vector": "encoded as zeros",
+    "non_finite_vector": "encoded as numbers that are not finite",
 }
 
 
@@ -56,6 +57,7 @@ def render_report_html(report: ProbeReport) -> str:
         lstrip_blocks=True,
     )
     environment.filters["visible"] = visible_text
+    environment.filters["breakable"] = lambda name: Markup("_<wbr>").join(name.split("_"))
     css, script = _asset("report.css"), _asset("report.js")
     bundle = _vega_bundle()
     # Text from our own files and our own charts, which hold no text of the corpus.
@@ -92,7 +94,8 @@ def _vega_bundle() -> str:
     """Vega, Vega-Lite and vega-embed as one script that sets ``window.vegaEmbed``; takes two seconds once."""
     import vl_convert
 
-    bundle: str = vl_convert.javascript_bundle(None)
+    # The stub misses that the snippet may be left out.
+    bundle: str = vl_convert.javascript_bundle()  # type: ignore[call-arg]
     return bundle.replace("</script", "<\\/script").replace("<!--", "<\\!--")
 
 
@@ -500,12 +503,15 @@ def _cell(estimate: Estimate | None, missing: str, notes: _Notes) -> _Cell:
 
 
 def _number(value: float) -> str:
-    """Three decimals below 10, fewer above, exponents below 0.0005; a true minus sign."""
+    """Three decimals below 10, fewer above, powers of ten below 0.00005; a true minus sign."""
     size = abs(value)
     if size == 0:
         text = "0"
+    elif size < 0.00005:
+        mantissa, exponent = f"{size:.1e}".split("e-")
+        text = f"{mantissa}·10⁻{exponent.lstrip('0').translate(_SUPERSCRIPTS)}"
     elif size < 0.0005:
-        text = f"{size:.1e}"
+        text = f"{size:.4f}"
     elif size < 10:
         text = f"{size:.3f}"
     elif size < 100:
