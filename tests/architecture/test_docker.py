@@ -18,6 +18,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from probe_service.api import create_app
+from probe_service.jobs.heartbeat import Heartbeat, write_heartbeat
 from probe_service.settings import Settings
 
 SETTINGS = {f"PROBE_{name.upper()}" for name in Settings.model_fields}
@@ -169,10 +171,12 @@ def test_the_api_is_healthy_if_its_health_route_says_so(stages, status, healthy)
     assert (run.returncode == 0) is healthy
 
 
+def test_the_api_has_that_health_route(tmp_path):
+    assert "get" in create_app(Settings(home=tmp_path)).openapi()["paths"]["/health"]
+
+
 @pytest.mark.parametrize("target", ["worker-cpu", "worker-gpu"])
 def test_a_worker_is_healthy_while_its_own_heartbeat_is_fresh(stages, target, tmp_path):
-    from probe_service.jobs.heartbeat import Heartbeat, write_heartbeat
-
     named = environment(stages, target)["PROBE_EXECUTOR_ID"]
 
     def healthy(executor_id: str, age_seconds: float) -> bool:

@@ -15,6 +15,7 @@ import jsonschema
 import pytest
 from pydantic_core import PydanticUndefined
 
+from probe_service.api import create_app
 from probe_service.schemas import ProbeRequest
 from probe_service.settings import Settings
 
@@ -143,6 +144,14 @@ def test_every_probe_command_in_the_readme_exists_with_its_flags(readme):
         assert command is not None, line
         options = {option for parameter in command.params for option in parameter.opts}
         assert {word.split("=")[0] for word in words if word.startswith("--")} <= options, line
+
+
+def test_every_route_in_the_readme_exists(readme, tmp_path):
+    routes = create_app(Settings(home=tmp_path)).openapi()["paths"]
+    patterns = [re.compile(re.sub(r"\{\w+\}", "[^/]+", route)) for route in routes]
+    named = [path for line in shell_lines(readme) for path in re.findall(r"http://[^/ ]+(/\S+)", line)]
+    assert len(named) >= 3
+    assert [path for path in named if not any(pattern.fullmatch(path) for pattern in patterns)] == []
 
 
 @pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/settings.md"])
