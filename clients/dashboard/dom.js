@@ -32,7 +32,7 @@ export const plural = (number, one, many) => `${count(number)} ${number === 1 ? 
 
 export function share(value) {
   if (value === 0) return "0";
-  return Math.abs(value) < 0.001 ? value.toExponential(1) : value.toFixed(3);
+  return Math.abs(value) < 0.001 ? value.toPrecision(1) : value.toFixed(3);
 }
 
 /** An estimate with its interval, e.g. ".310 (.301–.319)". */

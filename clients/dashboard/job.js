@@ -128,7 +128,7 @@ export class JobView {
     else bar.removeAttribute("value");
     say(byId("phase"), phase);
     say(byId("live"), phase);
-    byId("done").textContent = progress ? `${count(progress.done)} of ${count(progress.total)} ${progress.unit}` : "";
+    byId("done").textContent = progress && progress.total > 1 ? `${count(progress.done)} of ${count(progress.total)} ${progress.unit}` : "";
     const left = progress?.eta_seconds;
     byId("eta").textContent = [
       progress ? `${Math.round(progress.fraction * 100)} %` : "",
