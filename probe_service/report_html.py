@@ -82,7 +82,6 @@ def render_report_html(report: ProbeReport) -> str:
         drop=_drop(report, notes),
         notes=notes.texts,
         symbols=_SYMBOLS,
-        number=_number,
     )
 
 
@@ -161,6 +160,7 @@ def _context(report: ProbeReport) -> dict[str, Any]:
     return {
         "limit": _limit(report.advice.n_max),
         "incomplete": any(point.worst_case is not None for point in report.curve),
+        "unjudged": _unjudged(report.evidence.unjudged_pair_share),
         "assumptions": _assumptions(report.advice.n_max, report.advice.verdicts),
         "corpus": corpus.model_copy(update={"name": visible_text(corpus.name, limit=200)}),
         "encoder": {"name": visible_text(encoder.name)},
@@ -213,6 +213,14 @@ def _limit_figure(n_max: BatchSizeLimit | None) -> str:
     if n_max.value is None:
         return "none"
     return f"{n_max.value:,}" if n_max.exceeded else f"≥ {n_max.value:,}"
+
+
+def _unjudged(share: float) -> str:
+    if share in (0.0, 1.0):
+        return "none: every pair is judged" if share == 0.0 else "all of them"
+    # A share that rounds to 0 or to 1 is neither.
+    words = "less than 0.001" if share < 0.0005 else "more than 0.999" if share >= 0.9995 else f"{share:.3f}"
+    return f"{words} of all pairs"
 
 
 def _assumptions(n_max: BatchSizeLimit, verdicts: Sequence[Verdict]) -> list[str]:

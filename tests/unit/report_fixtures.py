@@ -516,6 +516,9 @@ def all_equal_report() -> ProbeReport:
                     "top_k": [one if rank <= pairs else None for rank in range(1, 5)],
                     "top_k_mean": one if enough else None,
                     "hardest_negative": one,
+                    "false_negatives_per_anchor": one.model_copy(
+                        update={"value": size - 1.0, "low": size - 1.0, "high": size - 1.0}
+                    ),
                     "anchors_with_false_negative": one,
                     "gaussian_similarity": GaussianSimilarity(
                         mean=zero, max=estimate(0.09, 0.01), vectors_per_batch=size
