@@ -94,7 +94,10 @@ def read_corpus(
             raise CorpusError("corpus_unreadable", f"{path} cannot be opened ({error.strerror}).") from error
         stack.callback(unpacked.close)
         name = name or path.name
-        found = detect_format(_head(path), name, options.format)
+        head = _head(path)
+        if not head:
+            raise CorpusError("corpus_empty", f"{name} is empty; give at least two rows.")
+        found = detect_format(head, name, options.format)
         faults = Faults("line" if found in _LINE_FORMATS else "record")
         records = _open(found, unpacked, faults, max_row_bytes, stack, complete=True)
         reading = _Reading(records, faults, options, kept, rng, lambda: unpacked.report(unpacked.size_bytes))
