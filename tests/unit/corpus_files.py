@@ -32,7 +32,12 @@ def options(columns: dict[str, Any] | None = None, **fields: Any) -> CorpusOptio
 
 
 def read(
-    path: Path | str, columns: dict[str, Any] | None = None, *, sample_size: int = 1000, **fields: Any
+    path: Path | str,
+    columns: dict[str, Any] | None = None,
+    *,
+    sample_size: int = 1000,
+    max_row_bytes: int = REFUSED_ROW_BYTES,
+    **fields: Any,
 ) -> Corpus:
     """Read with everything kept, at a row limit that small files can pass."""
     return read_corpus(
