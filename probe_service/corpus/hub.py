@@ -38,10 +38,11 @@ class HubName:
 
 @dataclass(frozen=True)
 class HubCorpus:
-    """The records, and the full name that was resolved, with its commit."""
+    """The records, the full name that was resolved, with its commit, and a call that reports all rows as done."""
 
     records: Records
     name: str
+    report_end: Callable[[], None]
 
 
 def parse_hub_name(source: str) -> HubName:
@@ -84,17 +85,20 @@ def hub_records(
     table, split = _split(asked, builder)
     rows = table.num_rows
 
+    def report(done: int) -> None:
+        if on_progress is not None:
+            on_progress(done, rows)
+
     def batches(names: Sequence[str]) -> Iterator[RecordBatch]:
         for start in range(0, rows, _BATCH_RECORDS):
             part = table.with_format("arrow")[start : start + _BATCH_RECORDS]
             numbers = range(start + 1, start + 1 + part.num_rows)
             yield RecordBatch(numbers, table_columns(part, names, numbers, faults, max_row_bytes))
-            if on_progress is not None:
-                on_progress(start + part.num_rows, rows)
+            report(start + part.num_rows)
 
     head = table.with_format("arrow")[:_HEAD_RECORDS].to_pydict()
     name = f"{HF_PREFIX}{asked.name}:{builder.config.name}:{split}@{found}"
-    return HubCorpus(Records(tuple(table.column_names), head, batches), name)
+    return HubCorpus(Records(tuple(table.column_names), head, batches), name, lambda: report(rows))
 
 
 def _builder(asked: HubName) -> Any:

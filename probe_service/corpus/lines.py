@@ -106,8 +106,10 @@ def csv_records(stream: ByteStream, faults: Faults, max_row_bytes: int, *, compl
     lines = _CsvLines(_lines(stream, max_row_bytes), max_row_bytes)
     reader = csv.reader(lines, strict=True)
     header = _next_record(reader, lines, faults, 0, complete=complete)
-    if header is None:
+    if header is None or not lines.good:
         return Records((), {}, lambda _: iter(()))
+    if not header:
+        raise CorpusError("corpus_column_missing", "The first line is blank; it must name the columns.")
     if len(header) == 1 and any(separator in header[0] for separator in ";\t|"):
         raise CorpusError(
             "corpus_column_missing",

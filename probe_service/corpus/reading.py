@@ -283,6 +283,11 @@ class _Reading:
 
     def run_head(self, stack: ExitStack) -> None:
         """Read the head of a file only to raise what is wrong with it."""
+        if not self._records.columns:
+            for _ in self._records.batches(()):
+                pass
+            self._faults.raise_first(counted=False)
+            return
         _, reader, content, _ = self._begin(stack)
         for batch in self._records.batches(reader.columns):
             content.add(reader.read(batch))

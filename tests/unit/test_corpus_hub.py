@@ -120,6 +120,7 @@ def test_embeddings_and_progress(cache: Path) -> None:
     )
     np.testing.assert_array_equal(corpus.vectors, vectors)
     assert seen[:3] == [(1024, 2500), (2048, 2500), (2500, 2500)]
+    assert seen[-1] == (2500, 2500)
 
 
 def test_another_revision_in_the_cache_is_not_taken_for_the_one_asked_for(cache: Path) -> None:

@@ -94,6 +94,9 @@ REFUSALS: list[tuple[str, str, bytes, str, int | None, int | None]] = [
     ("Latin-1 in txt", "a.txt", "grün\nblau\nweiß\n".encode("latin-1"), "corpus_invalid_utf8", 1, 2),
     ("Latin-1 in csv", "a.csv", "text,id\nblau,1\ngrün,2\n".encode("latin-1"), "corpus_invalid_utf8", 2, 1),
     ("Latin-1 in a csv header", "a.csv", "text,größe\nblau,1\ngrau,2\n".encode("latin-1"), "corpus_invalid_utf8", 1, 1),
+    ("a csv header that is not text", "a.csv", b"\xff\xfc\na\nb\n", "corpus_invalid_utf8", 1, 1),
+    ("a blank csv header", "a.csv", b"\ntext\na\nb\n", "corpus_column_missing", None, None),
+    ("a blank tsv header", "a.tsv", b"\na\nb\n", "corpus_column_missing", None, None),
     ("UTF-16", "a.txt", "one\ntwo\n".encode("utf-16"), "corpus_invalid_utf8", 1, None),
     ("half a surrogate pair", "a.jsonl", lines(bad={6: b'{"text": "a\\ud800"}'}), "corpus_invalid_utf8", 6, 1),
     ("a long row in jsonl", "a.jsonl", lines(bad={3: LONG, 5: LONG}), "corpus_row_too_large", 3, 2),
@@ -264,6 +267,12 @@ def test_a_head_may_end_inside_a_code_point_or_a_quoted_field() -> None:
     content = b"text,id\n" + record * 5000
     for cut in range(60_000, 60_000 + len(record)):
         assert sniff_corpus(content[:cut], "a.csv", CorpusOptions(), complete=False) is CorpusFormat.CSV
+
+
+def test_a_head_without_a_row_says_nothing_about_the_rest() -> None:
+    assert sniff_corpus(b"\n" * 65536, "a.jsonl", CorpusOptions(), complete=False) is CorpusFormat.JSONL
+    error = sniffed(b"{]\n" * 30_000, "a.jsonl")
+    assert (error.code, error.row, error.count) == ("corpus_bad_line", 1, None)
 
 
 def test_a_first_row_longer_than_the_head() -> None:
