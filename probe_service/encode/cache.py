@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from probe_service.encode.batching import split_by_work
 from probe_service.encode.protocol import DIGEST_BYTES, EncodedTexts, LoadedEncoder, digest_texts
 from probe_service.errors import ServiceError
 
@@ -19,12 +20,6 @@ __all__ = ["CacheHits", "VectorCache", "encode_with_cache"]
 _BUSY_SECONDS = 60.0
 _DIGESTS_PER_QUERY = 500
 _TEXTS_PER_WRITE = 64
-_CPU_TEXTS_PER_CALL = 32
-_GPU_TEXTS_PER_CALL = 128
-# About 4,000 tokens on a CPU: a call to the model stays near a second for small models, so that a job can be
-# cancelled between calls.
-_CPU_CHARACTERS_PER_CALL = 16_384
-_CHARACTERS_PER_TOKEN = 4
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS vectors (
@@ -99,9 +94,9 @@ class VectorCache:
         with self._connection() as connection:
             for start in range(0, len(wanted), _DIGESTS_PER_QUERY):
                 part = wanted[start : start + _DIGESTS_PER_QUERY]
+                marks = ",".join("?" * len(part))
                 found = connection.execute(
-                    "SELECT text_digest, vector, was_truncated, input_digest FROM vectors"
-                    f" WHERE text_digest IN ({','.join('?' * len(part))})",  # noqa: S608 - only question marks
+                    f"SELECT text_digest, vector, was_truncated, input_digest FROM vectors WHERE text_digest IN ({marks})",  # noqa: S608
                     part,
                 )
                 for text_digest, vector, was_truncated, input_digest in found:
@@ -188,7 +183,7 @@ def encode_with_cache(
     on_cpu = loaded.info.device == "cpu"
     unwritten: list[str] = []
     try:
-        for call in _model_calls(sorted(rows_of, key=len), loaded.info.max_length, on_cpu=on_cpu):
+        for call in split_by_work(sorted(rows_of, key=len), loaded.info.max_length, on_cpu=on_cpu):
             fresh = loaded.encoder.encode(call)
             for position, text in enumerate(call):
                 rows = rows_of[text]
@@ -212,22 +207,3 @@ def _write(
 ) -> None:
     if texts:
         cache.put(texts, encoded.take(np.array([rows_of[text][0] for text in texts], dtype=np.intp)))
-
-
-def _model_calls(texts: list[str], max_length: int | None, *, on_cpu: bool) -> Iterator[list[str]]:
-    """Split texts, sorted by length, into calls of about the same work."""
-    if not on_cpu:
-        for start in range(0, len(texts), _GPU_TEXTS_PER_CALL):
-            yield texts[start : start + _GPU_TEXTS_PER_CALL]
-        return
-    longest = (max_length or 512) * _CHARACTERS_PER_TOKEN
-    call: list[str] = []
-    for text in texts:
-        # Padded to the longest of the call, which in sorted order is the last.
-        padded_characters = (len(call) + 1) * min(len(text), longest)
-        if call and (len(call) == _CPU_TEXTS_PER_CALL or padded_characters > _CPU_CHARACTERS_PER_CALL):
-            yield call
-            call = []
-        call.append(text)
-    if call:
-        yield call

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from probe_service.encode.batching import split_by_work
 from probe_service.encode.protocol import DIGEST_BYTES, EncodedTexts, digest_texts, to_unit_length
 from probe_service.encode.weights import CheckpointFiles
 from probe_service.errors import EncoderError
@@ -29,8 +30,6 @@ __all__ = [
     "quiet_libraries",
 ]
 
-_CPU_BATCH_SIZE = 32
-_GPU_BATCH_SIZE = 128
 _STRUCTURE_TEXT = "A short text shows whether the pooler of the checkpoint is really used."
 _STRUCTURE_TOLERANCE = 1e-4
 # transformers renames these on reading checkpoints that were converted from TensorFlow.
@@ -50,7 +49,6 @@ class ModuleEncoder:
         self.prompt = prompt
         self.dimension = int(model.get_embedding_dimension() or 0)
         self.max_length = maximum_length(model)
-        self.batch_size = _CPU_BATCH_SIZE if model.device.type == "cpu" else _GPU_BATCH_SIZE
 
     def encode(self, texts: Sequence[str]) -> EncodedTexts:
         """Return the unit vectors of the texts.
@@ -67,9 +65,12 @@ class ModuleEncoder:
         encoded = EncodedTexts.empty(len(texts), self.dimension)
         readable = [text.encode("utf-8", "surrogatepass").decode("utf-8", "replace") for text in texts]
         by_length = sorted(range(len(readable)), key=lambda row: len(readable[row]))
-        for start in range(0, len(by_length), self.batch_size):
-            rows = by_length[start : start + self.batch_size]
-            batch = self._encode_batch([readable[row] for row in rows])
+        start = 0
+        on_cpu = self.model.device.type == "cpu"
+        for call in split_by_work([readable[row] for row in by_length], self.max_length, on_cpu=on_cpu):
+            rows = by_length[start : start + len(call)]
+            start += len(call)
+            batch = self._encode_batch(call)
             encoded.vectors[rows] = batch.vectors
             encoded.was_truncated[rows] = batch.was_truncated
             encoded.input_digests[rows] = batch.input_digests

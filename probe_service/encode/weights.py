@@ -270,7 +270,7 @@ def _hub_snapshot(hub_name: str, revision: str | None, patterns: list[str]) -> C
             f"The Hugging Face hub has no model {hub_name}{f' at revision {revision}' if revision else ''}"
             f" (or it is private and HF_TOKEN is not set). Known encoders: {', '.join(KNOWN_ENCODERS)}.",
         ) from error
-    except Exception as error:  # noqa: BLE001 - any transport failure of the hub client, whatever its HTTP library
+    except Exception as error:  # any transport failure of the hub client, whatever its HTTP library
         raise EncoderError(
             "encoder_unavailable",
             f"{hub_name} is not in the Hugging Face cache of this machine and the hub cannot be reached"

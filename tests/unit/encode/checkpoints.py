@@ -19,7 +19,7 @@ SENTENCES = [
     "",
     "mat mat mat",
 ]
-_WORDS = "the a cat cats sat on mat dogs dog run runs in park words and rest of".split()
+_WORDS = ("the", "a", "cat", "sat", "on", "mat", "dogs", "run", "in", "park", "words", "and", "rest")
 
 
 def write_tokenizer(folder: Path, kind: str) -> None:
@@ -28,16 +28,16 @@ def write_tokenizer(folder: Path, kind: str) -> None:
 
     special = ["<s>", "<pad>", "</s>", "<unk>"] if kind == "roberta" else ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
     names = (
-        dict(
-            cls_token="<s>",
-            bos_token="<s>",
-            pad_token="<pad>",
-            sep_token="</s>",
-            eos_token="</s>",
-            unk_token="<unk>",
-        )
+        {
+            "cls_token": "<s>",
+            "bos_token": "<s>",
+            "pad_token": "<pad>",
+            "sep_token": "</s>",
+            "eos_token": "</s>",
+            "unk_token": "<unk>",
+        }
         if kind == "roberta"
-        else dict(cls_token="[CLS]", pad_token="[PAD]", sep_token="[SEP]", unk_token="[UNK]")
+        else {"cls_token": "[CLS]", "pad_token": "[PAD]", "sep_token": "[SEP]", "unk_token": "[UNK]"}
     )
     vocabulary = {word: index for index, word in enumerate([*special, *_WORDS])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=names["unk_token"]))
@@ -50,22 +50,19 @@ def write_tokenizer(folder: Path, kind: str) -> None:
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names).save_pretrained(folder)
 
 
-def random_model(kind: str, **changes: Any) -> Any:
+def random_model(kind: str) -> Any:
     import torch
     from transformers import BertConfig, BertModel, RobertaConfig, RobertaModel
 
-    sizes = (
-        dict(
-            hidden_size=32,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            intermediate_size=48,
-            vocab_size=4 + len(_WORDS),
-            # Large weights, so that pooler output, CLS and mean are far from each other.
-            initializer_range=0.5,
-        )
-        | changes
-    )
+    sizes = {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 48,
+        "vocab_size": 4 + len(_WORDS),
+        # Large weights, so that pooler output, CLS and mean are far from each other.
+        "initializer_range": 0.5,
+    }
     torch.manual_seed(7)
     if kind == "roberta":
         return RobertaModel(

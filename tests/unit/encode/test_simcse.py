@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from probe_service.encode import load_encoder
 from probe_service.encode import load as load_module
+from probe_service.encode import load_encoder
 from probe_service.encode.transformer import build_known, check_structure
 from probe_service.encode.weights import locate_known
 from probe_service.errors import EncoderError
