@@ -7,8 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from playwright.sync_api import expect
 
 from tests.integration.service_process import ServiceProcess
+
+PATIENCE_MS = 60_000
+"""A test waits for what it expects to see; only a busy machine needs as long as this."""
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +53,8 @@ def page(chromium: Any, service: ServiceProcess, watched: Watched) -> Iterator[A
     """An empty tab. Errors on its console or requests to anywhere else fail the test at its end."""
     origin = f"http://127.0.0.1:{service.port}"
     context = chromium.new_context(base_url=origin, viewport={"width": 1280, "height": 900})
-    context.set_default_timeout(60_000)
+    context.set_default_timeout(PATIENCE_MS)
+    expect.set_options(timeout=PATIENCE_MS)
     tab = context.new_page()
     tab.on("console", lambda note: watched.console_errors.append(note.text) if note.type == "error" else None)
     tab.on("pageerror", lambda error: watched.page_errors.append(str(error)))

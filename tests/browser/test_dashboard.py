@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.browser.conftest import Watched
-from tests.integration.service_process import ServiceProcess, texts_file, vectors_file
+from tests.integration.service_process import ServiceProcess, texts_file
 
 HOSTILE = (
     "<img src=x onerror=\"document.title='hacked'\">",
@@ -19,6 +19,8 @@ HOSTILE = (
     "\"><svg onload=document.title='hacked'>",
     "{{7*7}} ${7*7} javascript:document.title='hacked'",
 )
+HOSTILE_NAME = "<img src=x onerror=alert(1)>.jsonl"
+REPORT_SECONDS = 240
 JOB_ADDRESS = re.compile(r"/#/probes/[\w-]+$")
 
 
@@ -60,13 +62,30 @@ def measure(page: Any) -> str:
 
 
 def expect_report(page: Any) -> None:
-    expect(page.locator("#verdict-title")).to_be_visible(timeout=120_000)
+    expect(page.locator("#verdict-title")).to_be_visible(timeout=REPORT_SECONDS * 1000)
     for chart in ("share", "similarity", "histogram"):
         expect(page.locator(f"[data-chart={chart}] svg")).to_be_visible()
 
 
 def chart_texts(page: Any, name: str) -> list[str]:
     return page.locator(f"[data-chart={name}] svg text").all_text_contents()
+
+
+@pytest.fixture(scope="module")
+def finished(service: ServiceProcess) -> str:
+    """The id of a job with a report, for tests that only look; its texts and its name mean harm."""
+    rows = [{"text": text, "group": f"h{at}", "source": HOSTILE[0]} for at, text in enumerate(HOSTILE)]
+    rows += [{"text": f"harmless {at}", "group": f"g{at // 2}", "source": HOSTILE[1]} for at in range(20)]
+    content = "\n".join(json.dumps(row) for row in [*rows, *rows[: len(HOSTILE)]]).encode()
+    columns = {"text": "text", "group": "group", "source": "source"}
+    job_id = service.submit(HOSTILE_NAME, content, batch_sizes=[4, 8], corpus={"columns": columns})
+    assert service.until_ended(job_id, within_seconds=REPORT_SECONDS)["state"] == "succeeded"
+    return job_id
+
+
+def look_at(page: Any, job_id: str) -> None:
+    page.goto(f"/#/probes/{job_id}")
+    expect_report(page)
 
 
 # ------------------------------------------------------------------------------------------------ the main way
@@ -82,7 +101,7 @@ def test_a_dropped_file_grows_into_a_report(page, service):
     ]
     option(page, "Batch sizes", "4, 8, 16, 32, 64, 128")
     option(page, "Group column", "group")
-    option(page, "Batches for each size, at least", "3000")
+    option(page, "Batches for each size, at least", "1000")
     page.evaluate(
         """() => {
             window.growth = [];
@@ -132,30 +151,24 @@ def test_pasted_lines_are_probed_and_repeats_are_named(page, service):
     expect(page.locator("#details")).to_contain_text("1 row repeats an earlier row")
 
 
-def test_links_lead_to_the_same_report(page, service):
-    drop(page, ("vectors.npy", vectors_file(60, 8)))
-    option(page, "Batch sizes", "4, 8")
-    job_id = measure(page)
-    expect_report(page)
+def test_links_lead_to_the_same_report(page, service, finished):
+    look_at(page, finished)
     links = page.locator(".links a").evaluate_all("all => all.map(one => one.pathname)")
     assert links == [
-        f"/v1/probes/{job_id}/{end}" for end in ("report.html", "report", "chart.svg", "chart.png")
+        f"/v1/probes/{finished}/{end}" for end in ("report.html", "report", "chart.svg", "chart.png")
     ]
     for link in links:
         assert service.http.get(link).status_code == 200
 
 
-def test_reload_and_back_keep_the_job_and_the_list_names_it(page):
-    drop(page, ("kept.npy", vectors_file(60, 8, seed=1)))
-    option(page, "Batch sizes", "4, 8")
-    measure(page)
-    expect_report(page)
+def test_reload_and_back_keep_the_job_and_the_list_names_it(page, finished):
+    look_at(page, finished)
     headline = page.locator("#verdict-title").text_content()
     page.reload()
     expect(page.locator("#verdict-title")).to_have_text(headline)
     page.get_by_role("link", name="New probe").first.click()
     expect(page.locator("#home-title")).to_be_visible()
-    expect(page.locator(".jobs")).to_contain_text("kept.npy")
+    expect(page.locator(".job-name").get_by_text(HOSTILE_NAME)).to_be_visible()
     page.go_back()
     expect(page.locator("#verdict-title")).to_have_text(headline)
 
@@ -191,6 +204,8 @@ def test_the_options_reach_the_service(page, service):
     assert (request["corpus"]["max_rows"], request["corpus"]["case_fold"]) == (30, True)
     columns = request["corpus"]["columns"]
     assert (columns["anchor"], columns["positive"], columns["source"]) == ("question", "answer", "topic")
+    page.get_by_role("button", name="Cancel").click()
+    expect(page.locator("#job-state")).to_have_text("cancelled", timeout=REPORT_SECONDS * 1000)
 
 
 # ------------------------------------------------------------------------------------------------ what goes wrong
@@ -274,17 +289,12 @@ def test_cancel_ends_the_job_and_delete_removes_it(page, service, watched):
 # ------------------------------------------------------------------------------------------------ hostile corpora
 
 
-def test_texts_that_mean_harm_are_shown_as_text(page):
-    rows = [{"text": text, "source": HOSTILE[0]} for text in HOSTILE]
-    rows += [{"text": f"harmless {number}", "source": HOSTILE[1]} for number in range(20)]
-    name = "<img src=x onerror=alert(1)>.jsonl"
-    drop(page, (name, "\n".join(json.dumps(row) for row in [*rows, *rows[:4]]).encode()))
-    option(page, "Batch sizes", "4, 8")
-    measure(page)
-    expect_report(page)
-    expect(page.locator("#job-title")).to_have_text(name)
+def test_texts_that_mean_harm_are_shown_as_text(page, finished):
+    look_at(page, finished)
+    expect(page.locator("#job-title")).to_have_text(HOSTILE_NAME)
     shown = page.locator(".pairs").text_content()
-    assert all(text in shown for text in HOSTILE)
+    assert all(text in shown for text in HOSTILE), "the four repeated texts are the most similar pairs"
+    assert HOSTILE[0] in page.locator(".pair-side .hint").first.text_content(), "the source is shown as well"
     assert page.locator("main img, main script, .pairs svg").count() == 0
     assert "hacked" not in page.title()
 
@@ -321,13 +331,12 @@ def test_the_service_is_killed_and_the_page_comes_back_by_itself(chromium, page,
 
 
 @pytest.mark.parametrize("width", [360, 768, 1600])
-def test_nothing_is_wider_than_the_window(page, width):
+def test_nothing_is_wider_than_the_window(page, width, finished):
     page.set_viewport_size({"width": width, "height": 800})
-    drop(page, ("wide.npy", vectors_file(60, 8, seed=width)))
-    option(page, "Batch sizes", "4, 8")
+    page.goto("/")
+    page.get_by_text("Options", exact=True).click()
     assert page.evaluate("document.documentElement.scrollWidth") <= width
-    measure(page)
-    expect_report(page)
+    look_at(page, finished)
     page.get_by_text("What was read, and how").click()
     assert page.evaluate("document.documentElement.scrollWidth") <= width
 
@@ -361,15 +370,12 @@ def test_every_control_has_a_name_and_the_keyboard_reaches_the_button(page):
     assert reached[-1] == "measure"
 
 
-def test_charts_follow_light_and_dark(page):
+def test_charts_follow_light_and_dark(page, finished):
     def ink() -> str:
         return page.locator("[data-chart=share] svg text").first.get_attribute("fill")
 
     page.emulate_media(color_scheme="light")
-    drop(page, ("themes.npy", vectors_file(60, 8, seed=2)))
-    option(page, "Batch sizes", "4, 8")
-    measure(page)
-    expect_report(page)
+    look_at(page, finished)
     light = ink()
     page.emulate_media(color_scheme="dark")
     page.wait_for_function(
