@@ -250,6 +250,16 @@ def test_jsonl_embeddings(tmp_path: Path) -> None:
     np.testing.assert_array_equal(corpus.vectors, [[1, 2], [0.5, 0]])
 
 
+def test_the_content_hash_of_vectors(tmp_path: Path) -> None:
+    vectors = np.array([[1.0, 2.0], [3.0, 4.0]])
+    np.save(tmp_path / "a.npy", vectors)
+    np.save(tmp_path / "b.npy", vectors.astype(np.float32))
+    np.save(tmp_path / "c.npy", vectors[::-1])
+    pq.write_table(pa.table({"vector": vectors.tolist()}), tmp_path / "d.parquet")
+    a, b, c, d = (read(tmp_path / name).info.sha256 for name in ("a.npy", "b.npy", "c.npy", "d.parquet"))
+    assert a == b == d != c
+
+
 def test_equal_vectors_without_texts_are_duplicates(tmp_path: Path) -> None:
     path = tmp_path / "v.npy"
     np.save(path, np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]]))
