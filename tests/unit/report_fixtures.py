@@ -75,9 +75,9 @@ def estimate(
     value: float, half: float, method: str = T_METHOD, *, floor: float = 0.0, ceiling: float = math.inf
 ) -> Estimate:
     return Estimate(
-        value=round(value, 6),
-        low=round(max(floor, value - half), 6),
-        high=round(min(ceiling, value + half), 6),
+        value=round(value, 9),
+        low=round(max(floor, value - half), 9),
+        high=round(min(ceiling, value + half), 9),
         method=method,
     )
 

@@ -1,0 +1,135 @@
+"""The report opened from disk in Chromium without a network, light and dark, wide and narrow, with and without scripts."""
+
+from __future__ import annotations
+
+import pytest
+
+from probe_service.report_html import render_report_html
+from tests.unit.report_fixtures import REPORTS
+
+CHARTS = ("similarity", "share", "histogram")
+DRAWN = "document.documentElement.dataset.charts"
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("reports")
+    for name, make in REPORTS.items():
+        (folder / f"{name}.html").write_text(render_report_html(make()), encoding="utf-8")
+    return folder
+
+
+class Tab:
+    """A page without network that notes everything that it should not do."""
+
+    def __init__(self, chromium, path, **options):
+        self.context = chromium.new_context(offline=True, **options)
+        self.page = self.context.new_page()
+        self.faults = []
+        self.page.on("console", lambda note: self.faults.append(f"{note.type}: {note.text}"))
+        self.page.on("pageerror", lambda error: self.faults.append(f"error: {error}"))
+        self.page.on("dialog", lambda dialog: (self.faults.append("dialog"), dialog.dismiss()))
+        self.page.on("request", self._request)
+        self.url = path.as_uri()
+        self.page.goto(self.url)
+
+    def _request(self, request):
+        if request.url != self.url:
+            self.faults.append(f"request: {request.url}")
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.context.close()
+
+
+@pytest.mark.parametrize("name", REPORTS)
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_three_charts_are_drawn_and_nothing_else_happens(chromium, files, name, scheme):
+    with Tab(chromium, files / f"{name}.html", color_scheme=scheme) as tab:
+        tab.page.wait_for_function(DRAWN, timeout=60_000)
+        assert tab.page.evaluate(DRAWN) == scheme
+        for chart in CHARTS:
+            svg = tab.page.locator(f"#chart-{chart} .chart-live svg")
+            assert svg.is_visible()
+            assert svg.locator("path").count() >= 5
+            assert tab.page.locator(f"#chart-{chart} .chart-static").is_hidden()
+        background = tab.page.evaluate("getComputedStyle(document.body).backgroundColor")
+        painted = tab.page.locator("#chart-share .chart-live svg > rect").first.get_attribute("fill")
+        red, green, blue = (int(painted[start : start + 2], 16) for start in (1, 3, 5))
+        assert background == f"rgb({red}, {green}, {blue})"
+        assert tab.faults == []
+
+
+def test_hostile_texts_do_not_run_and_are_read(chromium, files):
+    with Tab(chromium, files / "hostile.html") as tab:
+        tab.page.wait_for_function(DRAWN, timeout=60_000)
+        assert tab.page.evaluate("window.__hacked") is None
+        assert "<script>window.__hacked = true; alert(1)</script>" in tab.page.inner_text("#pairs ~ table")
+        assert tab.page.inner_text("h1").startswith("</script><script>alert(3)</script> is safe")
+        assert tab.faults == []
+
+
+@pytest.mark.parametrize("width", [360, 1600])
+@pytest.mark.parametrize("name", REPORTS)
+def test_the_page_fits_its_window(chromium, files, name, width):
+    with Tab(chromium, files / f"{name}.html", viewport={"width": width, "height": 800}) as tab:
+        tab.page.wait_for_function(DRAWN, timeout=60_000)
+        assert tab.page.evaluate("document.documentElement.scrollWidth") <= width
+        for chart in CHARTS:
+            box = tab.page.locator(f"#chart-{chart} .chart-live svg").bounding_box()
+            assert box["x"] >= 0
+            assert box["x"] + box["width"] <= width
+            cut = tab.page.evaluate(
+                """name => {
+                  const svg = document.querySelector(`#chart-${name} .chart-live svg`);
+                  const edge = svg.getBoundingClientRect();
+                  return [...svg.querySelectorAll("text")].filter((text) => {
+                    const box = text.getBoundingClientRect();
+                    return box.width && (box.right > edge.right + 1 || box.left < edge.left - 1);
+                  }).map((text) => text.textContent);
+                }""",
+                chart,
+            )
+            assert cut == []
+
+
+def test_charts_follow_the_colour_scheme(chromium, files):
+    with Tab(chromium, files / "full.html", color_scheme="light") as tab:
+        tab.page.wait_for_function(f"{DRAWN} === 'light'", timeout=60_000)
+        tab.page.emulate_media(color_scheme="dark")
+        tab.page.wait_for_function(f"{DRAWN} === 'dark'", timeout=60_000)
+        fill = tab.page.locator("#chart-share .chart-live svg > rect").first.get_attribute("fill")
+        assert fill == "#14181d"
+        assert tab.page.locator(".chart-live svg").count() == 3
+        assert tab.faults == []
+
+
+def test_a_point_shows_its_figures(chromium, files):
+    with Tab(chromium, files / "single.html") as tab:
+        tab.page.wait_for_function(DRAWN, timeout=60_000)
+        points = tab.page.locator("#chart-share .chart-live .mark-symbol path")
+        points.first.scroll_into_view_if_needed()
+        points.first.hover()
+        tooltip = tab.page.locator("#vg-tooltip-element")
+        tooltip.wait_for(state="visible")
+        assert "0.3100" in tooltip.inner_text()
+        assert tab.faults == []
+
+
+def test_without_scripts_the_static_charts_stand(chromium, files):
+    with Tab(chromium, files / "full.html", java_script_enabled=False) as tab:
+        assert tab.page.locator(".chart-static").count() == 3
+        for chart in CHARTS:
+            assert tab.page.locator(f"#chart-{chart} .chart-static svg").is_visible()
+
+
+def test_paper_gets_the_static_charts(chromium, files):
+    with Tab(chromium, files / "full.html", color_scheme="dark") as tab:
+        tab.page.wait_for_function(DRAWN, timeout=60_000)
+        tab.page.emulate_media(media="print", color_scheme="dark")
+        for chart in CHARTS:
+            assert tab.page.locator(f"#chart-{chart} .chart-static svg").is_visible()
+            assert tab.page.locator(f"#chart-{chart} .chart-live").is_hidden()
+        assert tab.page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
