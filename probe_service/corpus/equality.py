@@ -28,6 +28,8 @@ ROWS_LISTED = 1000
 _BUFFERED_ROWS = 1 << 18
 _PARTITIONS = 64
 _TEXTS_CHECKED_AT_ONCE = 32
+_ASCII_SPACES = "\t\n\v\f\r\x1c\x1d\x1e\x1f"
+"""All ASCII white space that `str.split` knows, but the plain blank."""
 
 
 def normalize_text(text: str, *, case_fold: bool = False) -> str:
@@ -59,7 +61,7 @@ def normalize_texts(texts: Sequence[str]) -> list[str]:
         run = texts[start : start + _TEXTS_CHECKED_AT_ONCE]
         # With a bar on both sides of each text, a blank at its end shows as a blank beside a bar.
         joined = f"|{'|'.join(run)}|"
-        clean = joined.isascii() and joined.isprintable()
+        clean = joined.isascii() and not any(space in joined for space in _ASCII_SPACES)
         if clean and "  " not in joined and "| " not in joined and " |" not in joined:
             normalized += run
         else:
