@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
+import threading
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +50,8 @@ class ModuleEncoder:
         self.prompt = prompt
         self.dimension = int(model.get_embedding_dimension() or 0)
         self.max_length = maximum_length(model)
+        # A fast tokenizer keeps its truncation as state and fails when two threads use it at once.
+        self._one_at_a_time = threading.Lock()
 
     def encode(self, texts: Sequence[str]) -> EncodedTexts:
         """Return the unit vectors of the texts.
@@ -70,7 +73,8 @@ class ModuleEncoder:
         for call in split_by_work([readable[row] for row in by_length], self.max_length, on_cpu=on_cpu):
             rows = by_length[start : start + len(call)]
             start += len(call)
-            batch = self._encode_batch(call)
+            with self._one_at_a_time:
+                batch = self._encode_batch(call)
             encoded.vectors[rows] = batch.vectors
             encoded.was_truncated[rows] = batch.was_truncated
             encoded.input_digests[rows] = batch.input_digests
@@ -80,7 +84,7 @@ class ModuleEncoder:
         import torch
 
         try:
-            with quiet_libraries(), torch.inference_mode():
+            with torch.inference_mode():
                 features = self.model.preprocess(texts, prompt=self.prompt)
                 digests, was_truncated = self._inspect(texts, features)
                 on_device = {

@@ -99,6 +99,31 @@ def test_hub_name_from_the_cache_reports_the_commit(tmp_path: Path, hub_cache: P
     assert (info.location, info.revision, info.revision_pinned) == ("some-team/some-model", COMMIT, False)
 
 
+def test_model_without_a_transformer(tmp_path: Path) -> None:
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import StaticEmbedding
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    tokenizer = Tokenizer(models.WordLevel({"<unk>": 0, "cat": 1, "dog": 2}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    table = np.array([[0.0, 0.0], [3.0, 4.0], [0.0, 2.0]], dtype=np.float32)
+    module = StaticEmbedding(tokenizer, embedding_weights=table)
+    SentenceTransformer(modules=[module], device="cpu").save(
+        str(tmp_path / "static"), create_model_card=False
+    )
+
+    loaded = load_encoder(str(tmp_path / "static"), CPU)
+    encoded = loaded.encoder.encode(["dog", "cat", "cat dog", "zebra"])
+
+    # Mean of (3, 4) and (0, 2) is (1.5, 3); the unknown word has the zero vector, which stays as it is.
+    root_five = np.sqrt(5.0)
+    expected = [[0.0, 1.0], [0.6, 0.8], [1.0 / root_five, 2.0 / root_five], [0.0, 0.0]]
+    np.testing.assert_allclose(encoded.vectors, expected, atol=1e-6)
+    assert loaded.info.max_length is None
+    assert not encoded.was_truncated.any()
+    assert len({bytes(row) for row in encoded.input_digests}) == 4
+
+
 def test_half_precision_weights_run_in_float32(tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 
