@@ -36,6 +36,9 @@ def problem_response(error: ProbeError, request: Request) -> Response:
         headers["Retry-After"] = str(_RETRY_AFTER_SECONDS[error.code])
     if error.code == "unauthorized":
         headers["WWW-Authenticate"] = "Bearer"
+    if getattr(request.state, "body_unread", False):
+        # The rest of the body is not wanted: say so, or the client would send all of it first.
+        headers["Connection"] = "close"
     return Response(
         problem.model_dump_json(), status_code=problem.status, media_type=PROBLEM_MEDIA_TYPE, headers=headers
     )

@@ -64,12 +64,14 @@ async def read_json(request: Request, limit_bytes: int) -> bytes:
     Raises:
         ServiceError: `payload_too_large`.
     """
+    request.state.body_unread = True
     _refuse_announced(request, limit_bytes)
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
         if len(body) > limit_bytes:
             raise ServiceError("payload_too_large", _too_large("JSON body", limit_bytes))
+    request.state.body_unread = False
     return bytes(body)
 
 
@@ -95,12 +97,14 @@ async def receive_upload(
         RequestError: The parts are not as they should be.
         ServiceError: `payload_too_large`, `storage_failed`.
     """
+    request.state.body_unread = True
     _refuse_announced(request, settings.max_upload_bytes + settings.max_inline_bytes + _FORM_OVERHEAD_BYTES)
     reception = _Reception(writer, settings, form_name, options_of)
     async for pieces in _pieces(request):
         for piece in pieces:
             # Hashing and the disk are slow enough to be kept off the event loop.
             await run_in_threadpool(reception.take, piece)
+    request.state.body_unread = False
     return await run_in_threadpool(reception.finish)
 
 
