@@ -161,7 +161,7 @@ def _explanation(
     last = curve[-1].false_negative_softmax_share
     if last is not None and last.low is not None and last.high is not None:
         said.append(
-            f"At {curve[-1].batch_size} rows S is between {last.low:.2g} and {last.high:.2g}"
+            f"At {curve[-1].batch_size} rows S is between {last.low:.3f} and {last.high:.3f}"
             + (", with 95 % confidence." if complete else ": certain pairs below, the worst case above.")
         )
     if corpus.duplicates.normalized:
@@ -186,7 +186,10 @@ def _drop_sentence(n_max: BatchSizeLimit, drop: DropEffect) -> str:
     assert drop.n_max_after is not None
     count = len(drop.rows_to_drop)
     rows = "the repeated row" if count == 1 else f"the {count} repeated rows"
-    return f"Dropping {rows} moves the largest safe batch from {size(n_max)} to {size(drop.n_max_after)}."
+    before, after = size(n_max), size(drop.n_max_after)
+    if before == after:
+        return f"Dropping {rows} leaves the largest safe batch at {before}."
+    return f"Dropping {rows} moves the largest safe batch from {before} to {after}."
 
 
 def _paper_size(curve: Sequence[CurvePoint], threshold: float) -> int | None:

@@ -93,7 +93,7 @@ def _all(options: list[Callable[[Any], Any]]) -> Callable[[Any], Any]:
     return decorate
 
 
-class _Sizes(click.ParamType):
+class _Sizes(click.ParamType[tuple[int, ...]]):
     name = "N,N,…"
 
     def convert(self, value: Any, param: Any, ctx: Any) -> tuple[int, ...]:
@@ -105,7 +105,7 @@ class _Sizes(click.ParamType):
             self.fail(f"{value!r} is not a list of whole numbers such as 16,64,256", param, ctx)
 
 
-class _Condition(click.ParamType):
+class _Condition(click.ParamType[tuple[str, str]]):
     name = "COLUMN=VALUE"
 
     def convert(self, value: Any, param: Any, ctx: Any) -> tuple[str, str]:
@@ -343,7 +343,7 @@ def _measure_there(corpus: str, request: ProbeRequest, url: str, progress: _Prog
                 job = client.submit(hf=corpus, request=request)
             else:
                 job = client.submit(path=Path(corpus), request=request)
-            client.wait(job.id, on_progress=lambda seen: seen.progress and progress.show(seen.progress))
+            client.wait(job.id, on_progress=lambda seen: progress.show(seen.progress))
             return client.report(job.id)
     except (ApiError, JobFailed) as error:
         problem = error.problem
@@ -445,8 +445,8 @@ class _ProgressLine:
     def __init__(self) -> None:
         self._shown = False
 
-    def show(self, progress: Progress) -> None:
-        if not sys.stderr.isatty():
+    def show(self, progress: Progress | None) -> None:
+        if progress is None or not sys.stderr.isatty():
             return
         left = f", {progress.eta_seconds:.0f} s left" if progress.eta_seconds is not None else ""
         line = f"{progress.fraction:4.0%} {progress.phase} {progress.done}/{progress.total} {progress.unit}{left}"

@@ -7,8 +7,10 @@ import importlib.metadata
 import json
 import platform
 import socket
+import sys
 import tempfile
 import time
+import types
 import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -430,3 +432,13 @@ def _write_rows(file: Path, texts: Sequence[str]) -> None:
     with file.open("w", encoding="utf-8") as lines:
         for text in texts:
             lines.write(json.dumps({"text": text}) + "\n")
+
+
+class _CallableModule(types.ModuleType):
+    """Lets ``probe_service.probe(...)`` mean `probe`, although a module of that name is the home of it."""
+
+    def __call__(self, *arguments: Any, **options: Any) -> ProbeReport:
+        return probe(*arguments, **options)
+
+
+sys.modules[__name__].__class__ = _CallableModule

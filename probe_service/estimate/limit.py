@@ -87,7 +87,7 @@ class ShareScan:
             )
         elif exceeded:
             reason = (
-                f"the {shown} of S is at most {budget:g} at every batch size from 2 to {value}, and {upper[value - 1]:.3g}"
+                f"the {shown} of S is at most {budget:g} at every batch size from 2 to {value}, and {upper[value - 1]:.4f}"
                 f" at {value + 1}"
             )
         else:
