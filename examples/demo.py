@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -121,7 +122,7 @@ def print_summary(report: ProbeReport) -> None:
         print(f"  N = {verdict.batch_size:<6} {verdict.verdict:<13} {verdict.reason}")
     print(f"\n{report.advice.headline}")
     for sentence in report.advice.explanation:
-        print(f"  {sentence}")
+        print(textwrap.fill(sentence, width=100, initial_indent="  - ", subsequent_indent="    "))
 
 
 def end_on_sigterm(_signal: int, _frame: FrameType | None) -> None:
