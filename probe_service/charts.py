@@ -245,13 +245,14 @@ def share_chart(
         )
     )
     description = _describe("Share of the push that hits rows that mean the same, by batch size.", series)
+    limit = "" if n_max is None else " " + _limit_label(n_max).replace("\n", " ") + "."
     return _finish(
         alt.layer(*layers),
         datasets,
         palette,
         width=width,
         height=PLOT_HEIGHT,
-        description=f"{description} The budget is {budget:.2f}. {_limit_label(n_max)}".strip(),
+        description=f"{description} The budget is {budget:.2f}.{limit}",
     )
 
 
@@ -309,7 +310,11 @@ def histogram_chart(
             color=alt.Color("kind:N")
             .scale(domain=names, range=colours)
             .legend(
-                orient="top", direction="horizontal", title=None, symbolType="square", symbolStrokeWidth=0
+                orient="top",
+                columns=alt.ExprRef("width < 300 ? 1 : 2"),
+                title=None,
+                symbolType="square",
+                symbolStrokeWidth=0,
             ),
             tooltip=[
                 alt.Tooltip("kind:N", title="pairs"),
@@ -763,6 +768,16 @@ def _lines(
         points.transform_filter(bounded & alt.datum.barred)
         .mark_rule(strokeWidth=1.5, opacity=0.8)
         .encode(x=x, y=alt.Y("low:Q").title(value_title), y2="high:Q", color=colour),
+        names.mark_rule(strokeWidth=0.75, opacity=0.5).encode(
+            x=x, x2=alt.value(leader_x), y=y, y2="label_value:Q", color=colour
+        ),
+        names.mark_text(align="left", baseline="middle", fontSize=11).encode(
+            x=alt.value(label_x),
+            y=alt.Y("label_value:Q").title(value_title),
+            text=f"{name_field}:N",
+            color=colour,
+        ),
+        # Last, so that nothing lies between a point and the pointer.
         points.mark_point(
             filled=True, size=36, opacity=1, stroke=palette.background, strokeWidth=0.75
         ).encode(
@@ -776,15 +791,6 @@ def _lines(
                 alt.Tooltip("interval:N", title="interval"),
             ],
         ),
-        names.mark_rule(strokeWidth=0.75, opacity=0.5).encode(
-            x=x, x2=alt.value(leader_x), y=y, y2="label_value:Q", color=colour
-        ),
-        names.mark_text(align="left", baseline="middle", fontSize=11).encode(
-            x=alt.value(label_x),
-            y=alt.Y("label_value:Q").title(value_title),
-            text=f"{name_field}:N",
-            color=colour,
-        ),
     ]
 
 
@@ -797,7 +803,12 @@ def _limit_layers(
     label = _limit_label(n_max)
     if n_max.value is None:
         words = datasets.chart("n_max", [{"label": label}]).mark_text(
-            align="left", baseline="bottom", fontSize=12, fontWeight="bold", color=palette.budget
+            align="left",
+            baseline="bottom",
+            fontSize=12,
+            fontWeight="bold",
+            lineBreak="\n",
+            color=palette.budget,
         )
         return [words.encode(x=alt.value(6), y=alt.value(PLOT_HEIGHT - 6), text="label:N")]
     end = min(max(n_max.value, axis.first), axis.last)
@@ -819,19 +830,18 @@ def _limit_layers(
             dx=6 if to_right else -6,
             fontSize=12,
             fontWeight="bold",
+            lineBreak="\n",
             color=palette.limit,
         ).encode(x=axis.x(), y=alt.value(6), text="label:N")
     )
     return layers
 
 
-def _limit_label(n_max: BatchSizeLimit | None) -> str:
-    if n_max is None:
-        return ""
+def _limit_label(n_max: BatchSizeLimit) -> str:
     if n_max.value is None:
-        return "no safe batch size: N = 2 is above the budget"
+        return "no safe batch size:\nN = 2 is above the budget"
     if not n_max.exceeded:
-        return f"n_max ≥ {n_max.value} (largest tested)"
+        return f"n_max ≥ {n_max.value}\n(largest tested)"
     return f"n_max = {n_max.value}"
 
 
@@ -901,36 +911,43 @@ def _finish(
     height: int,
     description: str,
 ) -> Spec:
-    spec: Spec = (
-        chart.properties(width=width, height=height, description=description)
-        .configure(
-            background=palette.background,
-            font=FONT,
-            padding={"left": 4, "right": 6, "top": 6, "bottom": 4},
-        )
-        .configure_view(stroke=None)
+    # Set here and not through Altair's methods, each of which would copy the whole chart.
+    return {
+        **chart.to_dict(),
+        "width": width,
+        "height": height,
+        "description": description,
+        "config": _config(palette),
+        "datasets": dict(datasets),
+    }
+
+
+def _config(palette: Palette) -> dict[str, Any]:
+    return {
+        "background": palette.background,
+        "font": FONT,
+        "padding": {"left": 4, "right": 6, "top": 6, "bottom": 4},
+        "view": {"stroke": None},
         # The description says what the chart shows; hundreds of single marks read out would not.
-        .configure_mark(aria=False)
-        .configure_axis(
-            labelColor=palette.muted,
-            titleColor=palette.ink,
-            titleFontWeight="normal",
-            titleFontSize=12,
-            labelFontSize=11,
-            gridColor=palette.grid,
-            domainColor=palette.muted,
-            tickColor=palette.muted,
-            titlePadding=8,
-        )
-        .configure_legend(labelColor=palette.ink, labelFontSize=11, labelLimit=220, offset=6)
-        .configure_title(
-            color=palette.ink,
-            subtitleColor=palette.muted,
-            anchor="start",
-            frame="group",
-            fontSize=13,
-            offset=10,
-        )
-        .to_dict()
-    )
-    return {**spec, "datasets": dict(datasets)}
+        "mark": {"aria": False},
+        "axis": {
+            "labelColor": palette.muted,
+            "labelFontSize": 11,
+            "titleColor": palette.ink,
+            "titleFontSize": 12,
+            "titleFontWeight": "normal",
+            "titlePadding": 8,
+            "gridColor": palette.grid,
+            "domainColor": palette.muted,
+            "tickColor": palette.muted,
+        },
+        "legend": {"labelColor": palette.ink, "labelFontSize": 11, "labelLimit": 220, "offset": 6},
+        "title": {
+            "color": palette.ink,
+            "subtitleColor": palette.muted,
+            "anchor": "start",
+            "frame": "group",
+            "fontSize": 13,
+            "offset": 10,
+        },
+    }

@@ -9,6 +9,11 @@ from tests.unit.report_fixtures import REPORTS
 
 CHARTS = ("similarity", "share", "histogram")
 DRAWN = "document.documentElement.dataset.charts"
+WHITE, NEAR_BLACK = "rgb(255, 255, 255)", "rgb(20, 24, 29)"
+
+
+def background(page, selector):
+    return page.locator(selector).evaluate("element => getComputedStyle(element).backgroundColor")
 
 
 @pytest.fixture(scope="module")
@@ -55,10 +60,8 @@ def test_three_charts_are_drawn_and_nothing_else_happens(chromium, files, name, 
             assert svg.is_visible()
             assert svg.locator("path").count() >= 5
             assert tab.page.locator(f"#chart-{chart} .chart-static").is_hidden()
-        background = tab.page.evaluate("getComputedStyle(document.body).backgroundColor")
-        painted = tab.page.locator("#chart-share .chart-live svg > rect").first.get_attribute("fill")
-        red, green, blue = (int(painted[start : start + 2], 16) for start in (1, 3, 5))
-        assert background == f"rgb({red}, {green}, {blue})"
+        painted = background(tab.page, "#chart-share .chart-live svg")
+        assert painted == background(tab.page, "body") == {"light": WHITE, "dark": NEAR_BLACK}[scheme]
         assert tab.faults == []
 
 
@@ -71,8 +74,7 @@ def test_hostile_texts_do_not_run_and_are_read(chromium, files):
         assert tab.faults == []
 
 
-@pytest.mark.parametrize("width", [360, 1600])
-@pytest.mark.parametrize("name", REPORTS)
+@pytest.mark.parametrize(("name", "width"), [*((name, 360) for name in REPORTS), ("full", 1600)])
 def test_the_page_fits_its_window(chromium, files, name, width):
     with Tab(chromium, files / f"{name}.html", viewport={"width": width, "height": 800}) as tab:
         tab.page.wait_for_function(DRAWN, timeout=60_000)
@@ -100,8 +102,7 @@ def test_charts_follow_the_colour_scheme(chromium, files):
         tab.page.wait_for_function(f"{DRAWN} === 'light'", timeout=60_000)
         tab.page.emulate_media(color_scheme="dark")
         tab.page.wait_for_function(f"{DRAWN} === 'dark'", timeout=60_000)
-        fill = tab.page.locator("#chart-share .chart-live svg > rect").first.get_attribute("fill")
-        assert fill == "#14181d"
+        assert background(tab.page, "#chart-share .chart-live svg") == NEAR_BLACK
         assert tab.page.locator(".chart-live svg").count() == 3
         assert tab.faults == []
 
@@ -132,4 +133,4 @@ def test_paper_gets_the_static_charts(chromium, files):
         for chart in CHARTS:
             assert tab.page.locator(f"#chart-{chart} .chart-static svg").is_visible()
             assert tab.page.locator(f"#chart-{chart} .chart-live").is_hidden()
-        assert tab.page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+        assert background(tab.page, "body") == WHITE
