@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import time
 from urllib.parse import urlsplit
 
@@ -24,6 +26,7 @@ styles.
 """
 
 _STRICTEST_POLICY = "default-src 'none'; frame-ancestors 'none'; sandbox"
+_LINGER_SECONDS = 1.5
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
@@ -81,6 +84,10 @@ class Guard:
                 route = getattr(scope.get("route"), "path", "none")
                 self._metrics.requests.labels(scope["method"], route, message["status"]).inc()
                 self._metrics.seconds.labels(scope["method"], route).observe(time.perf_counter() - began_at)
+            elif scope.get("state", {}).get("body_unread") and not message.get("more_body", False):
+                await send({**message, "more_body": True})
+                await _linger(receive)
+                message = {"type": "http.response.body", "body": b""}
             await send(message)
 
         if _is_foreign(scope):
@@ -90,6 +97,17 @@ class Guard:
             await problem_response(refusal, Request(scope))(scope, receive, send_guarded)
             return
         await self._app(scope, receive, send_guarded)
+
+
+async def _linger(receive: Receive) -> None:
+    """Swallow what a refused client still sends, for a moment.
+
+    Closing at once would reset the connection, and with it might go the answer that the client has not read yet.
+    """
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_LINGER_SECONDS):
+            while (message := await receive())["type"] == "http.request" and message.get("more_body", False):
+                pass
 
 
 def _is_foreign(scope: Scope) -> bool:

@@ -32,7 +32,7 @@ __all__ = [
     "write_heartbeat",
 ]
 
-ALIVE_WITHIN_SECONDS = 6.0
+ALIVE_WITHIN_SECONDS = 10.0
 """A worker that has not written for longer counts as dead. Loading a model may hold Python's lock for
 seconds.
 """

@@ -156,8 +156,10 @@ def register_workflows(settings: Settings, store: CorpusStore, desk: Desk) -> No
         if job_id is None:
             raise RuntimeError("a workflow runs without an id")
         desk.take(job_id)
+        _log.info("job %s begins", job_id)
         try:
             _run(job_id, JobSubmission.from_json(fields), settings, store, desk)
+            _log.info("job %s succeeded", job_id)
         except Exception as error:  # noqa: BLE001 - the edge: whatever it was, the job must say that it failed
             raise _portable(_translated(error, job_id)) from None
         finally:
