@@ -70,6 +70,8 @@ REFERENCE_BATCHES = 20
 NOISE_PER_ROW = 3
 """The paper's M = 3 × batch size."""
 DEFAULT_LARGEST_SIZE = 1024
+SHORTEST_SCAN = 256
+"""The scan for n_max goes at least this far, where there are the rows, however small the sizes asked for."""
 LISTED_ROWS = 1000
 KEPT_PAIRS = 1000
 HISTOGRAM_BINS = 100
@@ -243,7 +245,7 @@ class Workspace:
         """The steps of the scan over all integers up to the largest size with an interval."""
         rows = len(self._distinct_rows) if deduplicated else len(self.anchors)
         plan = self._scan_plan(deduplicated=deduplicated)
-        length = min(max(self.sizes), plan.largest_size_with_interval, rows)
+        length = min(max(*self.sizes, SHORTEST_SCAN), plan.largest_size_with_interval, rows)
         if length < 2:
             return []
         per_step = max(1, int(_STEP_SECONDS / (3 * self._batch_seconds(length))))

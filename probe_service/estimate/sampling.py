@@ -13,7 +13,9 @@ SUB_POOLS = 20
 MIN_ANCHORS = 20_000
 """Anchors behind every figure, at least: batches × N (STATISTICS §3)."""
 SCAN_ANCHORS = 100_000
-"""Anchors behind the scan over all integers: permutations × their length."""
+"""Anchors behind the scan over all integers: permutations × their length …"""
+SCAN_ORDERS = 400
+"""… with at most this many permutations."""
 WHOLE = -1
 """Pool number of batches that are drawn from all encoded rows."""
 
@@ -58,7 +60,7 @@ class SamplingPlan:
 
     def num_orders(self, length: int) -> int:
         """Permutations of the scan over all integers up to `length`."""
-        return max(20, -(-SCAN_ANCHORS // length))
+        return max(20, min(SCAN_ORDERS, -(-SCAN_ANCHORS // length)))
 
     def pool_rows(self, pool: int) -> NDArray[np.int64]:
         """Rows of one sub-pool; all rows for `WHOLE`."""
