@@ -19,6 +19,7 @@ import pytest
 import yaml
 
 from probe_service.api import create_app
+from probe_service.cli import cli
 from probe_service.jobs.heartbeat import Heartbeat, write_heartbeat
 from probe_service.settings import Settings
 
@@ -129,9 +130,13 @@ def test_images_run_without_root_and_start_a_command_that_exists(repository, sta
     scripts = tomllib.loads((repository / "pyproject.toml").read_text("utf-8"))["project"]["scripts"]
     (program,) = json.loads(last(stages, target, "ENTRYPOINT"))
     module, function = scripts[program].split(":")
-    main = getattr(importlib.import_module(module), function)
+    assert callable(getattr(importlib.import_module(module), function))
     name, *flags = json.loads(last(stages, target, "CMD"))
-    options = {option for parameter in main.commands[name].params for option in parameter.opts}
+    options = {
+        option
+        for parameter in cli.commands[name].params
+        for option in (*parameter.opts, *parameter.secondary_opts)
+    }
     assert set(flags) <= options
 
 

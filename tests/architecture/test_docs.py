@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import re
 import shlex
@@ -16,6 +15,7 @@ import pytest
 from pydantic_core import PydanticUndefined
 
 from probe_service.api import create_app
+from probe_service.cli import cli
 from probe_service.schemas import ProbeRequest
 from probe_service.settings import Settings
 
@@ -135,14 +135,15 @@ def test_every_make_command_in_the_documents_is_a_target(repository, readme):
 
 
 def test_every_probe_command_in_the_readme_exists_with_its_flags(readme):
-    cli = importlib.import_module("probe_service.cli")
     lines = [line.split(" | ")[0] for line in shell_lines(readme) if line.startswith("probe ")]
     assert lines
     for line in lines:
         words = shlex.split(line)
-        command = cli.main.commands.get(words[1])
+        command = cli.commands.get(words[1])
         assert command is not None, line
-        options = {option for parameter in command.params for option in parameter.opts}
+        options = {
+            option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)
+        }
         assert {word.split("=")[0] for word in words if word.startswith("--")} <= options, line
 
 

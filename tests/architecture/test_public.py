@@ -99,9 +99,8 @@ def test_the_packages_offer_what_they_list(name):
     assert package.__all__
     for offered in package.__all__:
         assert getattr(package, offered) is not None
-    submodules = {module.name for module in pkgutil.iter_modules(package.__path__)}
-    visible = {each for each in vars(package) if not each.startswith("_")} - submodules - {"annotations"}
-    assert visible <= set(package.__all__)
+    own = {each for each, value in vars(package).items() if getattr(value, "__module__", "").startswith(name)}
+    assert {each for each in own if not each.startswith("_")} <= set(package.__all__)
 
 
 def modules_loaded_by(statement: str) -> set[str]:
