@@ -311,7 +311,7 @@ def histogram_chart(
             .scale(domain=names, range=colours)
             .legend(
                 orient="top",
-                columns=alt.ExprRef("width < 300 ? 1 : 2"),
+                columns=1,
                 title=None,
                 symbolType="square",
                 symbolStrokeWidth=0,
@@ -804,13 +804,13 @@ def _limit_layers(
     if n_max.value is None:
         words = datasets.chart("n_max", [{"label": label}]).mark_text(
             align="left",
-            baseline="bottom",
+            baseline="top",
             fontSize=12,
             fontWeight="bold",
             lineBreak="\n",
             color=palette.budget,
         )
-        return [words.encode(x=alt.value(6), y=alt.value(PLOT_HEIGHT - 6), text="label:N")]
+        return [words.encode(x=alt.value(6), y=alt.value(PLOT_HEIGHT - 36), text="label:N")]
     end = min(max(n_max.value, axis.first), axis.last)
     limit = datasets.chart(
         "n_max", [{"from": axis.domain[0], "batch_size": end, "n_max": n_max.value, "label": label}]

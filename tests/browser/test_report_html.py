@@ -89,7 +89,8 @@ def test_the_page_fits_its_window(chromium, files, name, width):
                   const edge = svg.getBoundingClientRect();
                   return [...svg.querySelectorAll("text")].filter((text) => {
                     const box = text.getBoundingClientRect();
-                    return box.width && (box.right > edge.right + 1 || box.left < edge.left - 1);
+                    return box.width && (box.right > edge.right + 1 || box.left < edge.left - 1
+                      || box.top < edge.top - 1 || box.bottom > edge.bottom + 1);
                   }).map((text) => text.textContent);
                 }""",
                 chart,
