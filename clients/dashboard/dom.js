@@ -16,12 +16,19 @@ export function h(tag, attributes = {}, ...children) {
 
 /** Replace what an element holds. */
 export function fill(element, ...children) {
-  element.replaceChildren(...children.flat(Infinity).filter((child) => child !== null && child !== undefined));
+  const present = children.flat(Infinity).filter((child) => child !== null && child !== undefined);
+  element.replaceChildren(...present.map((child) => (typeof child === "string" ? visible(child) : child)));
+}
+
+/** One line in which no character can steer the line around it: bidirectional overrides and controls become U+FFFD. */
+export function visible(text) {
+  return text.replace(/[\t\n\r\u0085\u2028\u2029]/g, " ").replace(/(?![\u200c\u200d])\p{C}/gu, "\ufffd");
 }
 
 /** Set a text only when it changes, so that screen readers speak only of news. */
 export function say(element, text) {
-  if (element.textContent !== text) element.textContent = text;
+  const shown = visible(text);
+  if (element.textContent !== shown) element.textContent = shown;
 }
 
 // ------------------------------------------------------------------------------------------------ figures in words

@@ -98,7 +98,7 @@ export class JobView {
   update(job) {
     this.job = job;
     this.heardAt = Date.now();
-    byId("job-title").textContent = job.corpus_name;
+    say(byId("job-title"), job.corpus_name);
     document.title = `${job.corpus_name} · probe-service`;
     byId("job-meta").textContent = [
       job.request.encoder ? `encoder ${job.request.encoder}` : "default encoder",
