@@ -142,10 +142,21 @@ def test_environment_twins(planted, home, monkeypatch, capsys):
 
 
 def test_through_a_service(service, planted, capsys):
-    arguments = ["check", planted, "--batch-size", "128", *GROUPED, "--url", service.url]
+    arguments = [
+        "check",
+        planted,
+        "--batch-size",
+        "128",
+        *GROUPED,
+        "--url",
+        f"http://127.0.0.1:{service.port}",
+    ]
     assert _run(arguments) == 1
     assert capsys.readouterr().out.startswith("fail: ")
-    assert _run(["check", planted, "--batch-size", "999", *GROUPED, "--url", service.url]) == 2
+    assert (
+        _run(["check", planted, "--batch-size", "999", *GROUPED, "--url", f"http://127.0.0.1:{service.port}"])
+        == 2
+    )
     assert "batch_size_too_large" in capsys.readouterr().err
 
 
