@@ -6,6 +6,7 @@ import datetime as dt
 import importlib.metadata
 import json
 import platform
+import shutil
 import socket
 import sys
 import tempfile
@@ -114,8 +115,8 @@ def run_probe(
     Args:
         request: What to measure.
         source: Path of the corpus, or a Hugging Face data set (``hf:…``).
-        folder: Where intermediate results are kept; a step that finished is not repeated after a crash if `execute`
-            remembers it.
+        folder: Where the results go, and until then intermediate ones; a step that finished is not repeated after a crash
+            if `execute` remembers it.
         settings: Of the service.
         job_id: Identifies the run in the report.
         name: Name of the corpus in the report.
@@ -129,8 +130,14 @@ def run_probe(
     Raises:
         ProbeError: Bad input, an encoder that cannot be used, storage that fails.
     """
-    work = Workspace(request, source, name, folder, settings, checkpoint)
+    finished = folder / "report.json"
     clock = _Clock(execute, on_progress)
+    if finished.exists():
+        # A crash after the last step: what the steps left may be gone already, and is not needed.
+        clock.finish()
+        return ProbeReport.model_validate_json(finished.read_bytes())
+    scratch = folder / "scratch"
+    work = Workspace(request, source, name, scratch, settings, checkpoint)
     clock.begin(Phase.READING, 1, "corpora")
     started = clock.step("start", _now)
     read = clock.step("read the corpus", work.read)
@@ -165,9 +172,12 @@ def run_probe(
     report = _report(
         work, request, clock, job_id=job_id, started=started, complete=complete, deduplicate=deduplicate
     )
+    # Copied, not moved: after a crash here the report is made again from what the steps left.
+    shutil.copyfile(work.pairs_file, folder / "pairs.jsonl")
     partial = folder / "report.json.partial"
     partial.write_text(report.model_dump_json(), encoding="utf-8")
-    partial.replace(folder / "report.json")
+    partial.replace(finished)
+    shutil.rmtree(scratch)
     clock.finish()
     return report
 

@@ -347,7 +347,7 @@ class Workspace:
                 other_source=None if corpus.sources is None else corpus.sources[j],
             )
             lines.append(pair.model_dump_json())
-        _save_text(self._folder / "pairs.jsonl", "".join(line + "\n" for line in lines))
+        _save_text(self.pairs_file, "".join(line + "\n" for line in lines))
         return {}
 
     def count_similarities(self) -> dict[str, Any]:
@@ -425,6 +425,11 @@ class Workspace:
         return np.load(file, allow_pickle=False) if file.exists() else None
 
     @property
+    def pairs_file(self) -> Path:
+        """Where `find_pairs` leaves its pairs, one JSON object a line."""
+        return self._folder / "pairs.jsonl"
+
+    @property
     def rows_to_drop(self) -> list[int]:
         """Row numbers of encoded rows that repeat an earlier one, by normalised texts."""
         repeated = np.setdiff1d(np.arange(len(self.anchors)), self._distinct_rows)
@@ -475,7 +480,7 @@ class Workspace:
 
     def similar_pairs(self, count: int) -> list[SimilarPair]:
         """The first `count` of the most similar pairs."""
-        with (self._folder / "pairs.jsonl").open(encoding="utf-8") as lines:
+        with self.pairs_file.open(encoding="utf-8") as lines:
             return [
                 SimilarPair.model_validate_json(line) for line, _ in zip(lines, range(count), strict=False)
             ]

@@ -124,24 +124,34 @@ def test_report_is_the_same_byte_for_byte_but_for_run_and_timings(clustered, tmp
     assert on_disk.schema_version == "1.0"
 
 
-def test_a_step_that_is_remembered_is_not_repeated(clustered, tmp_path):
-    """The executor keeps results; a second run from the same folder runs nothing and reports the same."""
+def test_after_a_crash_no_finished_step_is_repeated(clustered, tmp_path):
+    """The executor keeps results, as the job database does, and dies in the middle of measuring."""
     file, _, _ = clustered
     remembered, ran = {}, []
 
+    class Killed(Exception):
+        pass
+
     def execute(name, function, *arguments):
         if name not in remembered:
+            if len(ran) == 6:
+                ran.append("killed")
+                raise Killed
             ran.append(name)
             remembered[name] = json.loads(json.dumps(function(*arguments)))
         return remembered[name]
 
-    first = measure(file, tmp_path / "work", execute=execute, batch_sizes=[4, 16], corpus=GROUPED)
-    steps = len(ran)
-    assert len(set(ran)) == steps > 5
-    second = measure(file, tmp_path / "work", execute=execute, batch_sizes=[4, 16], corpus=GROUPED)
-    assert len(ran) == steps
-    assert second.curve == first.curve
-    assert second.timings == first.timings
+    request = {"batch_sizes": [4, 16], "corpus": GROUPED}
+    with pytest.raises(Killed):
+        measure(file, tmp_path / "work", execute=execute, **request)
+    resumed = measure(file, tmp_path / "work", execute=execute, **request)
+    assert len(set(ran)) == len(ran) > 8
+    undisturbed = measure(file, tmp_path / "other", **request)
+    assert resumed.curve == undisturbed.curve
+    assert resumed.scan == undisturbed.scan
+    assert {f.name for f in (tmp_path / "work").iterdir()} == {"report.json", "pairs.jsonl"}
+    again = measure(file, tmp_path / "work", execute=execute, **request)
+    assert again == resumed
 
 
 def test_all_rows_equal_is_a_plain_fail(tmp_path):
