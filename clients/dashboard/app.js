@@ -2,7 +2,7 @@
 
 import { byId, bytes, fill, h, plural, when } from "./dom.js";
 import { Problem, freshKey, getJson, rememberKey, submit } from "./api.js";
-import { JobView } from "./job.js";
+import { JobView, STATES } from "./job.js";
 import { problemLines } from "./report.js";
 
 const RECENT_JOBS = 12;
@@ -67,7 +67,7 @@ async function showRecent() {
             { href: `#/probes/${encodeURIComponent(job.id)}` },
             h("span", { class: "job-name" }, job.corpus_name),
             h("span", { class: "hint" }, when(job.created_at)),
-            h("span", { class: `chip state-${job.state}` }, job.state === "succeeded" ? "done" : job.state),
+            h("span", { class: `chip state-${job.state}` }, STATES[job.state]),
           ),
         ),
       ),

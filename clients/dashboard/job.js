@@ -16,8 +16,9 @@ import {
 } from "./report.js";
 
 const QUIET_SECONDS = 12;
+const WORKERS_EVERY_SECONDS = 5;
 
-const STATES = {
+export const STATES = {
   queued: "waiting",
   running: "running",
   cancelling: "stopping",
@@ -52,6 +53,8 @@ export class JobView {
     this.job = null;
     this.sizesDrawn = 0;
     this.heardAt = Date.now();
+    this.workers = null;
+    this.workersAskedAt = 0;
   }
 
   async show() {
@@ -145,15 +148,31 @@ export class JobView {
     const { job } = this;
     if (!job || ended(job)) return;
     const quietSeconds = (Date.now() - this.heardAt) / 1000;
+    const stalled = job.state === "queued" || quietSeconds > QUIET_SECONDS;
+    if (stalled && this.connected) this.countWorkers();
     let notice = "";
-    if (this.connected && job.state === "running" && quietSeconds > QUIET_SECONDS) {
-      notice = `No news for ${duration(quietSeconds)}. If the worker has died, the job goes on from its last step as soon as there is one again.`;
+    if (stalled && this.workers === 0) {
+      notice = "No worker is alive at the moment. The job is kept, and goes on from its last step as soon as there is one.";
+    } else if (job.state === "queued") {
+      notice = "It begins when a worker is free. This page may be closed; the job is kept.";
+    } else if (stalled && this.connected) {
+      notice = `No news for ${duration(quietSeconds)}; the worker is alive and busy with one long step.`;
     } else if (job.attempts > 1) {
       notice = `The worker was restarted; the job goes on where it had stopped (start ${job.attempts}).`;
-    } else if (job.state === "queued") {
-      notice = "It begins when a worker is free; this page may be closed, the job is kept.";
     }
     say(byId("worker-notice"), notice);
+  }
+
+  /** Ask, now and then, whether there is a worker at all. */
+  async countWorkers() {
+    if (Date.now() - this.workersAskedAt < WORKERS_EVERY_SECONDS * 1000) return;
+    this.workersAskedAt = Date.now();
+    try {
+      const { workers } = await getJson("/info", this.stop.signal);
+      this.workers = workers.length;
+    } catch {
+      this.workers = null; // the lost connection is told elsewhere
+    }
   }
 
   /** Draw the sizes measured so far. */
