@@ -170,7 +170,7 @@ def dashboard_folder() -> Path:
 def _vega_bundle() -> str:
     import vl_convert
 
-    bundle: str = vl_convert.javascript_bundle()
+    bundle: str = vl_convert.javascript_bundle()  # type: ignore[call-arg]
     return bundle
 
 

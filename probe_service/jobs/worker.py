@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import importlib
 import logging
 import os
 import signal
@@ -72,6 +73,7 @@ def _serve_queue(settings: Settings) -> None:
         "executor_id": settings.executor_id,
         "log_level": "WARNING",
     }
+    _import_encoders()
     DBOS(config=config)
     logging.getLogger("dbos").addFilter(_is_news)
     DBOS.launch()
@@ -100,6 +102,15 @@ def _serve_queue(settings: Settings) -> None:
     # The job's thread may be in the middle of a step: end without waiting for it.
     logging.shutdown()
     os._exit(0)
+
+
+def _import_encoders() -> None:
+    """Import the library of encoders before the first job needs it.
+
+    It takes seconds, in which a job could not be cancelled.
+    """
+    with contextlib.suppress(ImportError):  # a worker that only asks remote encoders can do without
+        importlib.import_module("sentence_transformers")
 
 
 def _is_news(record: logging.LogRecord) -> bool:
