@@ -116,11 +116,8 @@ def probe_over_http(corpus: Path, report_path: Path) -> ProbeReport:
 
 
 def print_summary(report: ProbeReport) -> None:
-    """The curve as text, the verdict at each size, and what they mean."""
-    print(f"\n{text_chart(report)}\n")
-    for verdict in report.advice.verdicts:
-        print(f"  N = {verdict.batch_size:<6} {verdict.verdict:<13} {verdict.reason}")
-    print(f"\n{report.advice.headline}")
+    """The curve and the verdicts as text, and what they mean."""
+    print(f"\n{text_chart(report).rstrip()}\n\n{report.advice.headline}")
     for sentence in report.advice.explanation:
         print(textwrap.fill(sentence, width=100, initial_indent="  - ", subsequent_indent="    "))
 
