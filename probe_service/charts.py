@@ -6,12 +6,14 @@ imported only inside the functions, so that the API process can import this modu
 
 from __future__ import annotations
 
+import functools
 import math
 import textwrap
-from collections.abc import Iterable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec
 
 from probe_service.errors import ServiceError
 from probe_service.schemas import (
@@ -148,6 +150,26 @@ class _Series:
     """Whether single points show their interval as a bar."""
 
 
+_Arguments = ParamSpec("_Arguments")
+_building = threading.Lock()
+
+
+def _one_at_a_time(build: Callable[_Arguments, Spec]) -> Callable[_Arguments, Spec]:
+    """Let one thread build at a time.
+
+    ``alt.X(…).scale(…)`` goes through a descriptor that keeps its object on the class: with two threads at it, one
+    chart gets the other's axis, without any error.
+    """
+
+    @functools.wraps(build)
+    def alone(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> Spec:
+        with _building:
+            return build(*args, **kwargs)
+
+    return alone
+
+
+@_one_at_a_time
 def similarity_chart(curve: Sequence[CurvePoint], *, theme: Theme, width: Width = "container") -> Spec:
     """Draw the hardest similarities of a batch by its size: Figure 1 of the GS-InfoNCE paper, with nulls.
 
@@ -182,6 +204,7 @@ def similarity_chart(curve: Sequence[CurvePoint], *, theme: Theme, width: Width 
     )
 
 
+@_one_at_a_time
 def share_chart(
     curve: Sequence[CurvePoint],
     *,
@@ -256,6 +279,7 @@ def share_chart(
     )
 
 
+@_one_at_a_time
 def histogram_chart(
     histogram: Histogram,
     *,

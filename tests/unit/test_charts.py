@@ -7,6 +7,7 @@ import math
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 import pytest
@@ -348,6 +349,19 @@ def test_the_renderer_loads_nothing_from_outside():
 
 def test_specifications_are_the_same_each_time():
     assert json.dumps(all_charts(full_report())) == json.dumps(all_charts(full_report()))
+
+
+def test_charts_built_in_several_threads_are_those_built_in_one():
+    report = full_report()
+    alone = all_charts(report)
+    switch_seconds = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)  # an unlucky moment comes soon
+    try:
+        with ThreadPoolExecutor(max_workers=4) as pool:
+            together = list(pool.map(lambda _: all_charts(report), range(12)))
+    finally:
+        sys.setswitchinterval(switch_seconds)
+    assert all(each == alone for each in together)
 
 
 def test_importing_charts_does_not_import_altair():
