@@ -20,7 +20,7 @@ export function fill(element, ...children) {
   element.replaceChildren(...present.map((child) => (typeof child === "string" ? visible(child) : child)));
 }
 
-/** One line in which no character can steer the line around it: bidirectional overrides and controls become U+FFFD. */
+/** A text in which no character can steer the line around it: bidirectional overrides and controls become U+FFFD. */
 export function visible(text) {
   return text.replace(/[\t\n\r\u0085\u2028\u2029]/g, " ").replace(/(?![\u200c\u200d])\p{C}/gu, "\ufffd");
 }
@@ -42,12 +42,18 @@ export function share(value) {
   return Math.abs(value) < 0.001 ? value.toPrecision(1) : value.toFixed(3);
 }
 
-/** An estimate with its interval, e.g. ".310 (.301–.319)". */
+/** An estimate with its interval, e.g. "0.310 (0.301–0.319)". */
 export function estimate(figure, format = share) {
   if (figure === null || figure === undefined) return "–";
   if (figure.low === null) return format(figure.value);
   const ends = `${format(figure.low)}–${format(figure.high)}`;
   return figure.low === figure.high ? format(figure.value) : `${format(figure.value)} (${ends})`;
+}
+
+/** A clause as a sentence of its own. */
+export function sentence(clause) {
+  const whole = clause.charAt(0).toUpperCase() + clause.slice(1);
+  return /[.!?]$/.test(whole) ? whole : `${whole}.`;
 }
 
 export function bytes(number) {

@@ -1,6 +1,6 @@
 // A finished report as elements, and the table of a curve, finished or not.
 
-import { count, estimate, fill, h, plural, share } from "./dom.js";
+import { count, estimate, fill, h, plural, sentence, share } from "./dom.js";
 import { getBlob, getJson, hasKey } from "./api.js";
 
 const ROWS_SHOWN = 60;
@@ -53,8 +53,8 @@ export function verdictSection(report) {
       h("h2", { id: "verdict-title" }, advice.headline),
       ...advice.explanation.map((sentence) => h("p", {}, sentence)),
       h("h3", {}, "How sure"),
-      h("p", {}, limit.reason),
-      limit.assumption && h("p", {}, h("strong", {}, "Assumes: "), limit.assumption),
+      h("p", {}, sentence(limit.reason)),
+      limit.assumption && h("p", {}, h("strong", {}, "Assumes: "), sentence(limit.assumption)),
       h(
         "p",
         { class: "hint" },
@@ -71,8 +71,8 @@ export function verdictSection(report) {
           { class: verdict.verdict },
           h("span", { class: "size" }, count(verdict.batch_size)),
           verdictChip(verdict.verdict),
-          h("span", { class: "why" }, verdict.reason),
-          verdict.assumption && h("span", { class: "why" }, `Assumes: ${verdict.assumption}`),
+          h("span", { class: "why" }, sentence(verdict.reason)),
+          verdict.assumption && h("span", { class: "why" }, `Assumes: ${sentence(verdict.assumption)}`),
         ),
       ),
     ),
