@@ -420,10 +420,19 @@ def _write_file(file: Path, content: str | bytes) -> None:
 
 
 def _print_summary(report: ProbeReport) -> None:
+    import shutil
+
     from probe_service.text_chart import text_chart
 
-    click.echo(text_chart(report, use_colour=sys.stdout.isatty()))
-    click.echo()
+    plain = (sys.stdout.encoding or "ascii").lower().replace("-", "") != "utf8"
+    click.echo(
+        text_chart(
+            report,
+            width=min(shutil.get_terminal_size().columns, 100),
+            use_colour=sys.stdout.isatty(),
+            ascii_only=plain,
+        )
+    )
     for sentence in report.advice.explanation:
         click.echo(sentence)
     for warning in report.warnings:
