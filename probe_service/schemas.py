@@ -231,7 +231,8 @@ class CurvePoint(Noun):
         description="G(N): the same share of an InfoNCE update; null where the positives have no similarity."
     )
     certain_share: Estimate | None = Field(
-        None, description="S(N) from equal texts and listed positives alone: a lower bound that needs no labels."
+        None,
+        description="S(N) from equal texts and listed positives alone: a lower bound that needs no labels.",
     )
     worst_case: Estimate | None = Field(
         description="S(N) if every unjudged pair with similarity ≥ s₀ were a false negative."
@@ -250,6 +251,19 @@ class SharePoint(Noun):
     batch_size: int
     estimate: Estimate
     worst_case: Estimate | None
+
+
+class AuditedShare(Noun):
+    """S at one batch size from the labels of an audit."""
+
+    batch_size: int
+    estimate: Estimate | None = Field(
+        description="Null where the labels do not allow one; `reason` says why."
+    )
+    reason: str | None
+    effective_labels: float = Field(description="What the labels are worth at this size: (Σw)²/Σw².")
+    known_share: Share = Field(description="Share of the push on false negatives that needed no label.")
+    unjudged_share: Share = Field(description="Share of the push on pairs that only the audit speaks of.")
 
 
 class Histogram(Noun):
@@ -316,7 +330,8 @@ class CorpusInfo(Noun):
         None, description="Hard negatives that are blank, null in a list, or not strings; their rows stay."
     )
     further_positives: int | None = Field(
-        None, description="Usable positives beyond the first in lists of them; a row's first one is its positive."
+        None,
+        description="Usable positives beyond the first in lists of them; a row's first one is its positive.",
     )
 
 

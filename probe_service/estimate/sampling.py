@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["MIN_ANCHORS", "SUB_POOLS", "SamplingPlan"]
+__all__ = ["MIN_ANCHORS", "SUB_POOLS", "WHOLE", "SamplingPlan"]
 
 SUB_POOLS = 20
 MIN_ANCHORS = 20_000

@@ -12,7 +12,14 @@ from numpy.typing import NDArray
 
 from probe_service.similarity.pairs import BLOCK_ELEMENTS, row_blocks
 
-__all__ = ["BatchMeasurements", "KnownPairs", "batch_top_k", "measure_batches", "noise_similarity"]
+__all__ = [
+    "BatchMeasurements",
+    "KnownPairs",
+    "batch_top_k",
+    "measure_batches",
+    "noise_similarity",
+    "stack_size",
+]
 
 Floats = NDArray[np.float64]
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-__all__ = ["TopPairs", "top_pairs"]
+__all__ = ["BLOCK_ELEMENTS", "TopPairs", "row_blocks", "top_pairs"]
 
 BLOCK_ELEMENTS = 4_000_000
 """Similarities held at once: 16 MB in float32."""

@@ -40,9 +40,9 @@ class Page(HTMLParser):
     def handle_endtag(self, tag):
         assert self._open.pop()["tag"] == tag
 
-    def handle_data(self, data):
+    def handle_data(self, text):
         for element in self._open:
-            element["text"] += data
+            element["text"] += text
 
     def all(self, tag, **attrs):
         return [
