@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import subprocess
@@ -36,7 +37,7 @@ def settings_environment(settings: Settings) -> Mapping[str, str]:
         if value is None:
             continue
         if isinstance(value, tuple):
-            written[f"PROBE_{name.upper()}"] = "[" + ",".join(f'"{part}"' for part in value) + "]"
+            written[f"PROBE_{name.upper()}"] = json.dumps(value)
         else:
             written[f"PROBE_{name.upper()}"] = str(value)
     return written
