@@ -134,6 +134,11 @@ _corpus_options = _all(
         _option("--top-k", type=int, help="Ranks of the similarity curve [4]."),
         _option("--temperature", type=float, help="T [0.05]."),
         _option("--seed", type=int, help="[0]"),
+        _option(
+            "--method",
+            type=click.Choice(["auto", "sampled"]),
+            help="Exact where it can be, or batches alone.",
+        ),
         _option("--budget", type=float, help="Largest acceptable share S of the push [0.2]."),
         _option(
             "--worst-case-similarity", type=float, help="s₀ of the worst case [measured for the encoder]."

@@ -154,8 +154,12 @@ def run_probe(
     measuring = sum(len(work.batch_parts(size)) + len(work.reference_parts(size)) for size in work.sizes)
     scans = [False, True] if deduplicate else [False]
     measuring += sum(len(work.scan_parts(deduplicated=scan)) for scan in scans) + 3
+    measuring += sum(len(work.exact_parts(deduplicated=scan)) for scan in scans)
     clock.begin(Phase.MEASURING, measuring, "steps")
     clock.step("find the worst case's similarity", work.find_floor)
+    for scan in scans:
+        for exact_part in work.exact_parts(deduplicated=scan):
+            clock.step(f"look at all pairs {exact_part}", lambda part=exact_part: work.measure_exact(part))
     for size in work.sizes:
         for batch_part in work.batch_parts(size):
             clock.step(f"measure {batch_part}", lambda part=batch_part: work.measure(part))
@@ -260,6 +264,7 @@ def _point(work: Workspace, size: int) -> CurvePoint:
         work.plan,
         thresholds=SIMILARITY_THRESHOLDS,
         ordered_pairs=work.positives is not None,
+        exact=work.exact_figures(size),
     )
 
 
@@ -362,8 +367,10 @@ def _evidence(work: Workspace, *, complete: bool) -> EvidenceInfo:
 
 def _sampling(work: Workspace, request: ProbeRequest) -> SamplingInfo:
     plan = work.plan
+    exact_up_to = work.exact_up_to(deduplicated=False)
     return SamplingInfo(
-        method="sampled",
+        method="exact" if exact_up_to else "sampled",
+        exact_up_to=exact_up_to or None,
         sampler="random",
         confidence_level=CONFIDENCE_LEVEL,
         seed=request.seed,
@@ -371,10 +378,20 @@ def _sampling(work: Workspace, request: ProbeRequest) -> SamplingInfo:
         top_k=request.top_k,
         temperature=request.temperature,
         sub_pools=None if plan.whole_corpus else 20,
-        interval="Every usable row is encoded: intervals hold the Monte Carlo error of drawing batches."
-        if plan.whole_corpus
-        else "A sample of the rows is encoded: intervals come from 20 disjoint random sub-pools of it.",
+        interval=_interval_in_words(whole_corpus=plan.whole_corpus, exact_up_to=exact_up_to),
         largest_size_with_interval=plan.largest_size_with_interval,
+    )
+
+
+def _interval_in_words(*, whole_corpus: bool, exact_up_to: int) -> str:
+    if not whole_corpus:
+        return "A sample of the rows is encoded: intervals come from 20 disjoint random sub-pools of it."
+    sampled = "Every usable row is encoded: intervals hold the Monte Carlo error of drawing batches."
+    if not exact_up_to:
+        return sampled
+    return (
+        f"{sampled} Up to N = {exact_up_to} the shares S and G, the hardest negative and the expected pairs above a similarity "
+        "come from all pairs of the corpus and have no such error."
     )
 
 

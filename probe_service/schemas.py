@@ -115,6 +115,11 @@ class ProbeRequest(Noun):
     top_k: int = Field(DEFAULT_TOP_K, ge=1, le=1000)
     temperature: float = Field(DEFAULT_TEMPERATURE, description="T; sentence-transformers' scale is 1/T.")
     seed: int = Field(0, ge=0, lt=2**63)
+    method: Literal["auto", "sampled"] = Field(
+        "auto",
+        description="auto: figures that all pairs give exactly are exact where the whole corpus is encoded, for N up to"
+        " a twentieth of its rows; sampled: all figures come from random batches, as in the paper.",
+    )
     budget: Share = Field(DEFAULT_BUDGET, description="Largest acceptable false_negative_softmax_share.")
     worst_case_similarity: Cosine | None = Field(
         None,
@@ -461,7 +466,10 @@ class RunInfo(Noun):
 class SamplingInfo(Noun):
     """How batches were drawn and intervals made."""
 
-    method: Literal["sampled"]
+    method: Literal["exact", "sampled"]
+    exact_up_to: int | None = Field(
+        description="Largest N whose S, G, hardest negative and expected pairs come from all pairs, without batches."
+    )
     sampler: Literal["random"]
     confidence_level: float
     seed: int

@@ -33,11 +33,16 @@ from probe_service.estimate import (
     SUB_POOLS,
     WHOLE,
     Evidence,
+    ExactFigures,
+    ExactShares,
     MatchedGaussian,
     Reference,
     SamplingPlan,
+    ShareAccumulator,
     ShareScan,
     SizeMeasurements,
+    exact_scan,
+    expected_maximum,
     isotropic,
     scan_shares,
 )
@@ -54,16 +59,18 @@ from probe_service.schemas import (
 )
 from probe_service.settings import Settings
 from probe_service.similarity import (
+    BIN_CENTRES,
     BatchMeasurements,
     batch_top_k,
     measure_batches,
     measure_windows,
     noise_similarity,
+    row_histograms,
     stack_size,
     top_pairs,
 )
 
-__all__ = ["BatchPart", "ScanPart", "Workspace"]
+__all__ = ["BatchPart", "ExactPart", "ScanPart", "Workspace"]
 
 REFERENCE_BATCHES = 20
 """Batches behind each null and the noise series: t with 19 degrees of freedom."""
@@ -72,6 +79,8 @@ NOISE_PER_ROW = 3
 DEFAULT_LARGEST_SIZE = 1024
 SHORTEST_SCAN = 256
 """The scan for n_max goes at least this far, where there are the rows, however small the sizes asked for."""
+LARGEST_EXACT_CORPUS = 50_000
+"""Rows up to which all pairs are looked at; their number grows with the square."""
 LISTED_ROWS = 1000
 KEPT_PAIRS = 1000
 HISTOGRAM_BINS = 100
@@ -101,6 +110,15 @@ class ScanPart:
     pool: int
     first: int
     count: int
+    deduplicated: bool
+
+
+@dataclass(frozen=True)
+class ExactPart:
+    """Some anchors of the pass over all pairs; `deduplicated` leaves repeated rows out."""
+
+    first: int
+    stop: int
     deduplicated: bool
 
 
@@ -243,10 +261,9 @@ class Workspace:
 
     def scan_parts(self, *, deduplicated: bool) -> list[ScanPart]:
         """The steps of the scan over all integers up to the largest size with an interval."""
-        rows = len(self._distinct_rows) if deduplicated else len(self.anchors)
         plan = self._scan_plan(deduplicated=deduplicated)
-        length = min(max(*self.sizes, SHORTEST_SCAN), plan.largest_size_with_interval, rows)
-        if length < 2:
+        length = self._scan_length(deduplicated=deduplicated)
+        if length < 2 or length <= self.exact_up_to(deduplicated=deduplicated):
             return []
         per_step = max(1, int(_STEP_SECONDS / (3 * self._batch_seconds(length))))
         pools = [(WHOLE, plan.num_orders(length))]
@@ -257,6 +274,28 @@ class Workspace:
             for pool, total in pools
             for first in range(0, total, per_step)
         ]
+
+    def exact_up_to(self, *, deduplicated: bool) -> int:
+        """Largest N whose shares come from all pairs: n / 20 of a fully encoded corpus (STATISTICS §3); 0 if none does."""
+        plan = self._scan_plan(deduplicated=deduplicated)
+        if (
+            self._request.method == "sampled"
+            or not plan.whole_corpus
+            or plan.rows_encoded > LARGEST_EXACT_CORPUS
+        ):
+            return 0
+        largest = min(plan.rows_encoded // 20, self._scan_length(deduplicated=deduplicated))
+        return largest if largest >= 2 else 0
+
+    def exact_parts(self, *, deduplicated: bool) -> list[ExactPart]:
+        """The steps of the pass over all pairs."""
+        largest = self.exact_up_to(deduplicated=deduplicated)
+        if not largest:
+            return []
+        rows = len(self._rows(deduplicated=deduplicated))
+        seconds = rows * (self.anchors.shape[1] * 4e-11 + 4e-8) + largest * 5e-7 + 3e-4
+        step = max(1, int(_STEP_SECONDS / seconds))
+        return [ExactPart(first, min(rows, first + step), deduplicated) for first in range(0, rows, step)]
 
     @property
     def plan(self) -> SamplingPlan:
@@ -302,10 +341,40 @@ class Workspace:
         _save_arrays(self._folder / f"reference-{size}-{part.first}.npz", filled)
         return {}
 
+    def measure_exact(self, part: ExactPart) -> dict[str, Any]:
+        """Look at all pairs of some anchors."""
+        rows = self._rows(deduplicated=part.deduplicated)
+        largest = self.exact_up_to(deduplicated=part.deduplicated)
+        unjudged = self.evidence.unjudged_rows
+        accumulator = ShareAccumulator(
+            BIN_CENTRES, lowest=-1.0, rows=len(rows), largest=largest, temperature=self._request.temperature
+        )
+        sizes = [size for size in self.sizes if size <= largest]
+        hardest, above = np.zeros(len(sizes)), np.zeros(len(SIMILARITY_THRESHOLDS))
+        for found in row_histograms(
+            self.anchors[rows],
+            None if self.positives is None else self.positives[rows],
+            block=slice(part.first, part.stop),
+            thresholds=SIMILARITY_THRESHOLDS,
+            known=lambda block: self.evidence.known_pairs(rows[None, :], block),
+            unjudged=None if unjudged is None else unjudged[rows],
+            worst_case_similarity=self.floor["similarity"],
+            checkpoint=self._checkpoint,
+        ):
+            accumulator.add(found.candidates, found.known, found.worst, found.own, self._checkpoint)
+            above += found.above
+            for at, size in enumerate(sizes):
+                hardest[at] += expected_maximum(found.candidates, BIN_CENTRES, size) * len(found.candidates)
+        _save_arrays(
+            self._exact_file(part),
+            {"sums": accumulator.sums[None], "hardest": hardest[None], "above": above[None]},
+        )
+        return {}
+
     def scan(self, part: ScanPart) -> dict[str, Any]:
         """Measure S at every integer on some permutations."""
         plan = self._scan_plan(deduplicated=part.deduplicated)
-        rows_of = self._distinct_rows if part.deduplicated else np.arange(len(self.anchors))
+        rows_of = self._rows(deduplicated=part.deduplicated)
         false, worst = [], []
         for number in range(part.first, part.first + part.count):
             order = rows_of[plan.order(part.length, part.pool, number)]
@@ -463,15 +532,33 @@ class Workspace:
     def share_scan(self, *, deduplicated: bool) -> ShareScan | None:
         """S at every integer; None if too few rows were encoded for any interval."""
         parts = self.scan_parts(deduplicated=deduplicated)
+        complete = self.evidence.unjudged_rows is None
+        exact = self._exact_shares(deduplicated=deduplicated)
         if not parts:
-            return None
+            return None if exact is None else exact_scan(exact, complete=complete)
         whole = _load_arrays([self._scan_file(part) for part in parts if part.pool == WHOLE])
         pools = []
         for pool in sorted({part.pool for part in parts} - {WHOLE}):
             found = _load_arrays([self._scan_file(part) for part in parts if part.pool == pool])
             pools.append((found["false"].mean(axis=0), found["worst"].mean(axis=0)))
-        return scan_shares(
-            whole["false"], whole["worst"], pools, complete=self.evidence.unjudged_rows is None
+        return scan_shares(whole["false"], whole["worst"], pools, complete=complete, exact=exact)
+
+    def exact_figures(self, size: int) -> ExactFigures | None:
+        """The figures that all pairs give at one size; None where they are sampled."""
+        exact = self._exact_shares(deduplicated=False)
+        if exact is None or size > exact.largest:
+            return None
+        found = _load_arrays([self._exact_file(part) for part in self.exact_parts(deduplicated=False)])
+        rows = len(self.anchors)
+        at = size - 2
+        in_batch = size * (size - 1) / (1 if self.positives is not None else 2)
+        return ExactFigures(
+            known=float(exact.known[at]),
+            worst=float(exact.worst[at]),
+            known_update=None if exact.known_update is None else float(exact.known_update[at]),
+            worst_update=None if exact.worst_update is None else float(exact.worst_update[at]),
+            hardest_negative=float(found["hardest"][:, self.sizes.index(size)].sum() / rows),
+            pairs_above=found["above"].sum(axis=0) / (rows * (rows - 1)) * in_batch,
         )
 
     def histogram(self) -> Histogram:
@@ -520,6 +607,22 @@ class Workspace:
         _, first = np.unique(evidence.anchor_text * span + evidence.candidate_text, return_index=True)
         return np.sort(first).astype(np.int64)
 
+    def _rows(self, *, deduplicated: bool) -> NDArray[np.int64]:
+        return self._distinct_rows if deduplicated else np.arange(len(self.anchors), dtype=np.int64)
+
+    def _scan_length(self, *, deduplicated: bool) -> int:
+        plan = self._scan_plan(deduplicated=deduplicated)
+        return min(max(*self.sizes, SHORTEST_SCAN), plan.largest_size_with_interval)
+
+    def _exact_shares(self, *, deduplicated: bool) -> ExactShares | None:
+        parts = self.exact_parts(deduplicated=deduplicated)
+        if not parts:
+            return None
+        found = _load_arrays([self._exact_file(part) for part in parts])
+        return ExactShares.from_sums(
+            found["sums"].sum(axis=0), rows=len(self._rows(deduplicated=deduplicated))
+        )
+
     def _scan_plan(self, *, deduplicated: bool) -> SamplingPlan:
         info = self.corpus_info
         dropped = len(self.anchors) - len(self._distinct_rows) if deduplicated else 0
@@ -554,6 +657,10 @@ class Workspace:
 
     def _batch_file(self, part: BatchPart) -> Path:
         return self._folder / f"batches-{part.size}-{part.pool}-{part.first}.npz"
+
+    def _exact_file(self, part: ExactPart) -> Path:
+        kind = "exact-distinct" if part.deduplicated else "exact"
+        return self._folder / f"{kind}-{part.first}.npz"
 
     def _scan_file(self, part: ScanPart) -> Path:
         kind = "distinct" if part.deduplicated else "scan"

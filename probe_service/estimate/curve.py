@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from probe_service.estimate.closed_form import anchors_with_false_negative, false_negatives_per_anchor
 from probe_service.estimate.evidence import Evidence
+from probe_service.estimate.exact import EXACT, ExactFigures
 from probe_service.estimate.intervals import (
     Interval,
     clopper_pearson,
@@ -81,6 +82,7 @@ def curve_point(
     *,
     thresholds: Sequence[float],
     ordered_pairs: bool,
+    exact: ExactFigures | None = None,
 ) -> CurvePoint:
     """Estimate every figure of STATISTICS §1 at one batch size.
 
@@ -91,6 +93,7 @@ def curve_point(
         plan: How the batches were drawn.
         thresholds: Of the columns of `pairs_above`.
         ordered_pairs: Whether (i, j) and (j, i) are two pairs (anchor and positive differ).
+        exact: Figures without Monte Carlo error, used in place of the sampled ones.
 
     Returns:
         The figures; those that need what the corpus lacks are null.
@@ -144,11 +147,14 @@ def curve_point(
             pooled_interval(exact, in_pools, CONFIDENCE_LEVEL).clipped(0.0, high), "closed form, "
         )
 
-    known_share = share("false_share")
+    known_share = share("false_share") if exact is None else _exact(exact.known)
     known_count = closed(false_negatives_per_anchor, float(size - 1))
     known_any = closed(anchors_with_false_negative, 1.0)
     known_update = update_share("false_update")
-    worst = None if complete else share("worst_share")
+    worst_update = update_share("worst_update")
+    if exact is not None and exact.known_update is not None and exact.worst_update is not None:
+        known_update, worst_update = _exact(exact.known_update), _exact(exact.worst_update)
+    worst = None if complete else share("worst_share") if exact is None else _exact(exact.worst)
     if not complete:
         assert worst is not None
         known_share = _bounded(known_share, worst)
@@ -160,7 +166,6 @@ def curve_point(
             ),
         )
         known_any = _bounded(known_any, share("worst_any_share"))
-        worst_update = update_share("worst_update")
         if known_update is not None and worst_update is not None:
             known_update = _bounded(known_update, worst_update)
 
@@ -171,8 +176,11 @@ def curve_point(
         negative_pairs_per_batch=pairs,
         top_k=[cosine_mean("top_k", r) if r < pairs else None for r in range(ranks)],
         top_k_mean=top_mean("top_k"),
-        hardest_negative=cosine_mean("hardest_negative"),
-        pairs_above=[_pairs_above(figures, t, threshold, pairs) for t, threshold in enumerate(thresholds)],
+        hardest_negative=cosine_mean("hardest_negative") if exact is None else _exact(exact.hardest_negative),
+        pairs_above=[
+            _pairs_above(figures, t, threshold, pairs, None if exact is None else float(exact.pairs_above[t]))
+            for t, threshold in enumerate(thresholds)
+        ],
         false_negatives_per_anchor=known_count,
         anchors_with_false_negative=known_any,
         false_negative_softmax_share=known_share,
@@ -268,7 +276,13 @@ def _bounded(known: Estimate, worst: Estimate) -> Estimate:
     )
 
 
-def _pairs_above(figures: _Figures, column: int, threshold: float, pairs: int) -> PairsAbove:
+def _exact(value: float) -> Estimate:
+    return Estimate(value=value, low=value, high=value, method=EXACT)
+
+
+def _pairs_above(
+    figures: _Figures, column: int, threshold: float, pairs: int, exact: float | None
+) -> PairsAbove:
     def expected(m: Measured) -> Interval:
         return mean_interval(m["pairs_above"][:, column], CONFIDENCE_LEVEL).clipped(0.0, float(pairs))
 
@@ -278,7 +292,7 @@ def _pairs_above(figures: _Figures, column: int, threshold: float, pairs: int) -
 
     return PairsAbove(
         threshold=threshold,
-        expected_pairs=figures.estimate(expected, (0.0, float(pairs))),
+        expected_pairs=figures.estimate(expected, (0.0, float(pairs))) if exact is None else _exact(exact),
         at_least_one=figures.estimate(any_pair, (0.0, 1.0)),
     )
 

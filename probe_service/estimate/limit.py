@@ -8,10 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
+from probe_service.estimate.exact import EXACT, ExactShares
 from probe_service.estimate.intervals import share_mean_intervals
 from probe_service.schemas import CONFIDENCE_LEVEL, BatchSizeLimit, Estimate, SharePoint
 
-__all__ = ["ShareScan", "scan_shares"]
+__all__ = ["ShareScan", "exact_scan", "scan_shares"]
 
 Floats = NDArray[np.float64]
 
@@ -24,7 +25,8 @@ class ShareScan:
         value, low, high: (L,) false_negative_softmax_share; the known pairs' share and its interval.
         worst_value, worst_high: (L,) the worst case and its upper limit; equal to value and high if all is judged.
         complete: Whether every pair is judged, so that `high` speaks of all false negatives.
-        method: How the intervals were made.
+        exact_up_to: Largest N whose value is exact; 1 if none is.
+        method: How the other intervals were made.
     """
 
     value: Floats
@@ -34,6 +36,7 @@ class ShareScan:
     worst_low: Floats
     worst_high: Floats
     complete: bool
+    exact_up_to: int
     method: str
 
     @property
@@ -45,17 +48,18 @@ class ShareScan:
         """S at one batch size; with incomplete evidence its upper end is the worst case's."""
         at = size - 2
         value = float(self.value[at])
+        method = EXACT if size <= self.exact_up_to else self.method
         upper = float(self.high[at]) if self.complete else max(value, float(self.worst_high[at]))
         return SharePoint(
             batch_size=size,
-            estimate=Estimate(value=value, low=float(self.low[at]), high=upper, method=self.method),
+            estimate=Estimate(value=value, low=float(self.low[at]), high=upper, method=method),
             worst_case=None
             if self.complete
             else Estimate(
                 value=float(self.worst_value[at]),
                 low=float(self.worst_low[at]),
                 high=float(self.worst_high[at]),
-                method=self.method,
+                method=method,
             ),
         )
 
@@ -109,6 +113,7 @@ def scan_shares(
     pools: list[tuple[Floats, Floats]],
     *,
     complete: bool,
+    exact: ExactShares | None,
 ) -> ShareScan:
     """Turn the scan's permutations into S with limits at every integer.
 
@@ -117,6 +122,7 @@ def scan_shares(
         worst_share: (P, L) the worst case.
         pools: The same, averaged over permutations, (L,) each, for every sub-pool; empty for a fully encoded corpus.
         complete: Whether every pair is judged.
+        exact: Shares without Monte Carlo error, used where they are given.
     """
     value, low, high = _limits(false_share, [false for false, _ in pools])
     worst_value, worst_low, worst_high = (
@@ -125,7 +131,20 @@ def scan_shares(
     method = f"t over {len(false_share)} permutations"
     if pools:
         method = f"{len(pools)} disjoint sub-pools of the encoded rows, t"
-    return ShareScan(value, low, high, worst_value, worst_low, worst_high, complete, method)
+    if exact is None:
+        return ShareScan(value, low, high, worst_value, worst_low, worst_high, complete, 1, method)
+    first = min(exact.largest - 1, len(value))
+    for column in (value, low, high):
+        column[:first] = exact.known[:first]
+    for column in (worst_value, worst_low, worst_high):
+        column[:first] = exact.known[:first] if complete else exact.worst[:first]
+    return ShareScan(value, low, high, worst_value, worst_low, worst_high, complete, first + 1, method)
+
+
+def exact_scan(exact: ExactShares, *, complete: bool) -> ShareScan:
+    """S at every integer where all of it is exact."""
+    known, worst = exact.known, exact.known if complete else exact.worst
+    return ShareScan(known, known, known, worst, worst, worst, complete, exact.largest, EXACT)
 
 
 def _limits(shares: Floats, pools: list[Floats]) -> tuple[Floats, Floats, Floats]:

@@ -15,18 +15,22 @@ from probe_service.similarity.batches import (
     noise_similarity,
     stack_size,
 )
+from probe_service.similarity.histograms import BIN_CENTRES, RowHistograms, row_histograms
 from probe_service.similarity.pairs import TopPairs, top_pairs
 from probe_service.similarity.windows import WindowShares, measure_windows
 
 __all__ = [
+    "BIN_CENTRES",
     "BatchMeasurements",
     "KnownPairs",
+    "RowHistograms",
     "TopPairs",
     "WindowShares",
     "batch_top_k",
     "measure_batches",
     "measure_windows",
     "noise_similarity",
+    "row_histograms",
     "stack_size",
     "top_pairs",
 ]

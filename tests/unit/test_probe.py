@@ -318,3 +318,24 @@ def test_pairs_have_gradients_and_shares_of_updates(tmp_path):
     assert 0 < point.effective_anchors.value <= 1
     assert point.xi.p10.value < point.xi.p50.value < point.xi.p90.value
     assert point.false_negative_gradient_share is not None
+
+
+def test_exact_and_sampled_agree(clustered, tmp_path):
+    file, _, _ = clustered
+    request = {"batch_sizes": [2, 8, 15, 100], "corpus": GROUPED, "temperature": 0.1}
+    exact = measure(file, tmp_path / "exact", **request)
+    sampled = measure(file, tmp_path / "sampled", method="sampled", **request)
+    assert (exact.sampling.method, exact.sampling.exact_up_to) == ("exact", 15)
+    assert (sampled.sampling.method, sampled.sampling.exact_up_to) == ("sampled", None)
+    for a, b in zip(exact.curve[:3], sampled.curve[:3], strict=True):
+        pairs = [
+            (a.false_negative_softmax_share, b.false_negative_softmax_share),
+            (a.hardest_negative, b.hardest_negative),
+            *((p.expected_pairs, q.expected_pairs) for p, q in zip(a.pairs_above, b.pairs_above, strict=True)),
+        ]
+        for without_error, drawn in pairs:
+            assert without_error.low == without_error.value == without_error.high
+            # Five figures at three sizes: 2.5 half-widths, i.e. about 5 standard errors.
+            assert abs(without_error.value - drawn.value) <= 1.25 * (drawn.high - drawn.low) + 0.002
+    assert exact.curve[3] == sampled.curve[3]
+    assert abs(exact.advice.n_max.value - sampled.advice.n_max.value) <= 3
