@@ -162,7 +162,7 @@ class JudgedShares:
     def standard_error(self, share: float) -> float:
         """Of known + unjudged · share, for a fixed share."""
         variance = self.known_variance + share**2 * self.unjudged_variance + 2 * share * self.covariance
-        return max(variance, 0.0) ** 0.5
+        return float(np.sqrt(max(variance, 0.0)))
 
 
 @dataclass(frozen=True)
