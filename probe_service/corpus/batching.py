@@ -7,10 +7,10 @@ which deals a sampler's batches to the devices. A description (`BatchSampler`), 
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from heapq import heapify, heappop, heappush
 from itertools import chain
 from typing import Any, Protocol
 
@@ -376,36 +376,50 @@ def _pass_without_duplicates(
 ) -> Iterator[list[int]]:
     """Fill batches from an order; a row with a text of the batch waits, and is tried first for the next one.
 
-    Once rows run out, what waits goes into short batches. Rows that ever wait are added to `delayed`. Rows that share the
-    same texts wait in one line, since only its first can enter a batch: a text that stands in half of all rows costs no
-    more than another.
+    Once rows run out, what waits goes into short batches. Rows that ever wait are added to `delayed`. Who waits stands in
+    the line of one text that it has; a line whose text is in the batch is passed over as a whole, so that a text which
+    half of all rows have costs no more than another.
     """
-    lines: dict[tuple[int, ...], deque[tuple[int, int]]] = {}
+    lines: dict[int, list[tuple[int, int]]] = {}
     fresh = enumerate(order.tolist())
     while True:
         batch: list[int] = []
         texts: set[int] = set()
-        for (_, row), shared in sorted((line[0], shared) for shared, line in lines.items()):
-            if len(batch) == size:
-                break
-            if texts.isdisjoint(shared):
-                batch.append(row)
-                texts.update(shared)
-                lines[shared].popleft()
-                if not lines[shared]:
-                    del lines[shared]
-        while len(batch) < size and (following := next(fresh, None)) is not None:
-            row = following[1]
-            shared = shared_texts[row]
-            if texts.isdisjoint(shared):
-                batch.append(row)
+        heads = [(line[0], text) for text, line in lines.items()]
+        heapify(heads)
+        while heads and len(batch) < size:
+            held, text = heappop(heads)
+            if text in texts:
+                continue
+            line = lines[text]
+            heappop(line)
+            if not line:
+                del lines[text]
+            shared = shared_texts[held[1]]
+            blocking = _first_of(shared, texts)
+            if blocking is None:
+                batch.append(held[1])
                 texts.update(shared)
             else:
-                lines.setdefault(shared, deque()).append(following)
-                delayed.add(row)
+                heappush(lines.setdefault(blocking, []), held)
+                if line:
+                    heappush(heads, (line[0], text))
+        while len(batch) < size and (following := next(fresh, None)) is not None:
+            shared = shared_texts[following[1]]
+            blocking = _first_of(shared, texts)
+            if blocking is None:
+                batch.append(following[1])
+                texts.update(shared)
+            else:
+                heappush(lines.setdefault(blocking, []), following)
+                delayed.add(following[1])
         if not batch:
             return
         yield batch
+
+
+def _first_of(shared: tuple[int, ...], texts: set[int]) -> int | None:
+    return next((text for text in shared if text in texts), None)
 
 
 def _grouped_batches(
