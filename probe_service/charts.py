@@ -38,6 +38,7 @@ __all__ = [
     "render_svg",
     "share_chart",
     "similarity_chart",
+    "vega_bundle",
 ]
 
 Spec = dict[str, Any]
@@ -429,6 +430,16 @@ def figure(report: ProbeReport, *, theme: Theme, width: int = STATIC_WIDTH) -> S
         },
         "datasets": datasets,
     }
+
+
+@functools.cache
+def vega_bundle() -> str:
+    """Vega, Vega-Lite and vega-embed as one script that sets ``window.vegaEmbed``; takes two seconds once."""
+    import vl_convert
+
+    # The stub misses that the snippet may be left out.
+    bundle: str = vl_convert.javascript_bundle()  # type: ignore[call-arg]
+    return bundle
 
 
 def render_svg(spec: Spec) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import importlib.metadata
 import json
@@ -448,7 +449,13 @@ def _warnings(work: Workspace, *, complete: bool) -> list[ReportWarning]:
 
 def _versions() -> dict[str, str]:
     names = ("probe-service", "numpy", "scipy", "torch", "sentence-transformers", "transformers")
-    return {"python": platform.python_version()} | {name: importlib.metadata.version(name) for name in names}
+    versions = {"python": platform.python_version()}
+    for name in names:
+        with contextlib.suppress(
+            importlib.metadata.PackageNotFoundError
+        ):  # e.g. run from a checkout on the path
+            versions[name] = importlib.metadata.version(name)
+    return versions
 
 
 def _now() -> str:

@@ -15,7 +15,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from probe_service.charts import Spec, Theme, histogram_chart, render_svg, share_chart, similarity_chart
+from probe_service.charts import (
+    Spec,
+    Theme,
+    histogram_chart,
+    render_svg,
+    share_chart,
+    similarity_chart,
+    vega_bundle,
+)
 from probe_service.schemas import BatchSizeLimit, ColumnRoles, CurvePoint, Estimate, ProbeReport, Verdict
 from probe_service.visible_text import visible_text
 
@@ -59,7 +67,8 @@ def render_report_html(report: ProbeReport) -> str:
     environment.filters["visible"] = visible_text
     environment.filters["breakable"] = lambda name: Markup("_<wbr>").join(name.split("_"))
     css, script = _asset("report.css"), _asset("report.js")
-    bundle = _vega_bundle()
+    # Inside a page, a script ends at the first thing that looks like its end.
+    bundle = vega_bundle().replace("</script", "<\\/script").replace("<!--", "<\\!--")
     # Text from our own files and our own charts, which hold no text of the corpus.
     trusted = {
         "css": Markup(css),  # noqa: S704
@@ -86,16 +95,6 @@ def render_report_html(report: ProbeReport) -> str:
 
 
 # ------------------------------------------------------------------------------------------ scripts and charts
-
-
-@functools.cache
-def _vega_bundle() -> str:
-    """Vega, Vega-Lite and vega-embed as one script that sets ``window.vegaEmbed``; takes two seconds once."""
-    import vl_convert
-
-    # The stub misses that the snippet may be left out.
-    bundle: str = vl_convert.javascript_bundle()  # type: ignore[call-arg]
-    return bundle.replace("</script", "<\\/script").replace("<!--", "<\\!--")
 
 
 @functools.cache

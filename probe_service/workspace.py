@@ -151,7 +151,8 @@ class Workspace:
 
     def read(self) -> dict[str, Any]:
         """Read and check the corpus; keep at most the rows that the request needs."""
-        largest = max(self._request.batch_sizes or (DEFAULT_LARGEST_SIZE,))
+        # Enough rows for intervals at the largest size, and for the scan to n_max.
+        largest = max(*(self._request.batch_sizes or (DEFAULT_LARGEST_SIZE,)), SHORTEST_SCAN)
         corpus = read_corpus(
             self._source,
             self._request.corpus,
@@ -228,7 +229,9 @@ class Workspace:
                 "give worst_case_similarity to narrow it",
             }
         else:
-            found = asdict(same_meaning_similarity_floor(self._encoder, self._cache))
+            found = asdict(
+                same_meaning_similarity_floor(self._encoder, self._cache, checkpoint=self._checkpoint)
+            )
         _save_text(self._folder / "floor.json", json.dumps(found))
         return {}
 

@@ -15,6 +15,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, gen
 
 from probe_service.api.guard import PAGE_POLICY
 from probe_service.api.service import ServiceDependency, require_key
+from probe_service.charts import vega_bundle
 from probe_service.errors import ProbeError, ServiceError
 from probe_service.known_encoders import KNOWN_ENCODERS
 from probe_service.schemas import SCHEMA_VERSION, EncoderList, ListedEncoder, Noun
@@ -140,7 +141,7 @@ def page() -> FileResponse:
 @router.get("/assets/vega.js", include_in_schema=False)
 async def vega() -> Response:
     """Return the script that draws charts; it sets `window.vegaEmbed`."""
-    script = await run_in_threadpool(_vega_bundle)
+    script = await run_in_threadpool(vega_bundle)
     return Response(script, media_type="text/javascript", headers={"Cache-Control": "public, max-age=86400"})
 
 
@@ -164,14 +165,6 @@ def dashboard_folder() -> Path:
     here = Path(__file__).resolve()
     installed = here.parent / "dashboard"
     return installed if installed.is_dir() else here.parents[2] / "clients" / "dashboard"
-
-
-@functools.cache
-def _vega_bundle() -> str:
-    import vl_convert
-
-    bundle: str = vl_convert.javascript_bundle()  # type: ignore[call-arg]
-    return bundle
 
 
 @functools.cache

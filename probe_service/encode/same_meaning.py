@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files as package_files
@@ -39,7 +40,9 @@ def same_meaning_pairs() -> tuple[tuple[str, str], ...]:
     )
 
 
-def same_meaning_similarity_floor(loaded: LoadedEncoder, cache: VectorCache) -> SimilarityFloor:
+def same_meaning_similarity_floor(
+    loaded: LoadedEncoder, cache: VectorCache, *, checkpoint: Callable[[], None] | None = None
+) -> SimilarityFloor:
     """Return the 2nd percentile of the encoder's cosines on the bundled same-meaning pairs (STATISTICS §5.6).
 
     The worst case then counts every unjudged pair at least this similar as a false negative. What it assumes is
@@ -48,12 +51,15 @@ def same_meaning_similarity_floor(loaded: LoadedEncoder, cache: VectorCache) -> 
     Args:
         loaded: The encoder.
         cache: Its cache; the bundled texts are encoded once.
+        checkpoint: Called between calls to the model; may raise to cancel.
 
     Raises:
         EncoderError, ServiceError: As `encode_with_cache`.
     """
     pairs = same_meaning_pairs()
-    encoded = encode_with_cache(loaded, [text for pair in pairs for text in pair], cache)
+    encoded = encode_with_cache(
+        loaded, [text for pair in pairs for text in pair], cache, checkpoint=checkpoint
+    )
     cosines = np.einsum("nd,nd->n", encoded.vectors[0::2], encoded.vectors[1::2])
     return SimilarityFloor(
         float(np.clip(np.quantile(cosines, _FLOOR_QUANTILE), -1.0, 1.0)),
