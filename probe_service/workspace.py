@@ -222,6 +222,8 @@ class Workspace:
         """Settle s₀, the similarity from which the worst case counts unjudged pairs."""
         if self._request.worst_case_similarity is not None:
             found = {"similarity": self._request.worst_case_similarity, "source": "given with the request"}
+        elif self.evidence.unjudged_rows is None:
+            found = {"similarity": None, "source": "not needed: every pair is judged"}
         elif self._read.vectors is not None:
             found = {
                 "similarity": None,
