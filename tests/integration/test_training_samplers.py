@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -193,3 +196,51 @@ def test_group_by_label_is_the_opposite():
     assert batches
     for batch in batches:
         assert min(np.unique([labels[row] for row in batch], return_counts=True)[1]) >= 2
+
+
+def false_negatives_per_anchor(groups, batches):
+    """Mean over the anchors of all batches of the number of other rows of the same group."""
+    counted = [sum(groups[i] == groups[j] for j in batch) - 1 for batch in batches for i in batch]
+    return sum(counted) / len(counted)
+
+
+def test_the_documented_effects_are_measured(repository):
+    lines = (repository / "examples" / "helpdesk.jsonl").read_text("utf-8").splitlines()
+    file = [json.loads(line) for line in lines]
+
+    def measured(described, rows=file, epochs=10):
+        training = TrainingRows.from_texts([[row["text"]] for row in rows], [row["source"] for row in rows])
+        rng = np.random.default_rng(0)
+        batches = [
+            batch for _ in range(epochs) for batch in draw_epoch(described, training, rng).full_contrasts
+        ]
+        return false_negatives_per_anchor([row["group"] for row in rows], batches)
+
+    in_order = BatchSampler(SamplerKind.SEQUENTIAL, 64)
+    codes = np.unique([row["group"] for row in file], return_inverse=True)[1].tolist()
+    by_label = theirs.GroupByLabelBatchSampler(
+        datasets.Dataset.from_dict({"label": codes}), 64, True, ["label"], torch.Generator(), 0
+    )
+    labelled = []
+    for epoch in range(20):
+        by_label.set_epoch(epoch)
+        labelled += their_batches(by_label)
+    found = {
+        "`random`": measured(BatchSampler(SamplerKind.RANDOM, 64)),
+        "`no_duplicates`": measured(BatchSampler(SamplerKind.NO_DUPLICATES, 64)),
+        "`grouped`, `proportional`": measured(BatchSampler(SamplerKind.GROUPED, 64)),
+        "`grouped`, `round_robin`": measured(
+            BatchSampler(SamplerKind.GROUPED, 64, policy=GroupedPolicy.ROUND_ROBIN)
+        ),
+        "`sequential`, the file as it is (shuffled)": measured(in_order, epochs=1),
+        "`sequential`, the file sorted by group": measured(
+            in_order, sorted(file, key=lambda row: row["group"]), epochs=1
+        ),
+        "`GROUP_BY_LABEL` with the group as label": false_negatives_per_anchor(codes, labelled),
+    }
+    page = (repository / "docs" / "samplers.md").read_text("utf-8")
+    table = page.split("| batches | false negatives per anchor |")[1].split("\n\n")[0]
+    documented = {
+        label: float(value) for label, value in re.findall(r"^\| (.+) \| ([\d.]+) \|$", table, re.MULTILINE)
+    }
+    assert found == pytest.approx(documented, abs=0.025)
