@@ -24,6 +24,16 @@ class FileOrder:
         return np.arange(x)
 
 
+class GivenOrders:
+    """A generator whose orders are written down."""
+
+    def __init__(self, *orders):
+        self._orders = iter(orders)
+
+    def permutation(self, x):
+        return np.array(next(self._orders))
+
+
 def rows_of(*texts, sources=None):
     return TrainingRows.from_texts([row.split() for row in texts], sources)
 
@@ -87,6 +97,40 @@ def test_resampling_gives_up_after_two_orders():
     none = draw_epoch(sampler("no_duplicates", 2), rows_of(*"aaaa"), FileOrder()).shortfall
     assert (none.batches_expected, none.batches_resampled, none.batches_missing) == (2, 0, 2)
     assert none.rows_left_out == 4
+
+
+def test_an_order_without_any_full_batch_is_not_made_up_for():
+    # Taken first, row 0 blocks 1 and 2: [0, 3] and [1, 2] are short. Another order would give [1, 2, 3].
+    rows = rows_of("a b", "a", "b", "c")
+    orders = GivenOrders([0, 1, 2, 3], [1, 2, 3, 0])
+    epoch = draw_epoch(sampler("no_duplicates", 3), rows, orders)
+    assert batches(epoch) == []
+    assert (epoch.shortfall.batches_expected, epoch.shortfall.batches_missing) == (1, 1)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    texts=st.lists(st.lists(st.sampled_from("abcdefghij"), max_size=4), min_size=1, max_size=40),
+    size=st.integers(2, 6),
+    seed=st.integers(0, 99),
+)
+def test_rows_wait_as_if_every_waiting_row_were_tried_in_order(texts, size, seed):
+    order = np.random.default_rng(seed).permutation(len(texts)).tolist()
+    pending, expected = list(order), []
+    while pending:
+        batch, said = [], set()
+        for row in pending:
+            if len(batch) < size and not said & set(texts[row]):
+                batch.append(row)
+                said |= set(texts[row])
+        pending = [row for row in pending if row not in batch]
+        expected.append(batch)
+    epoch = draw_epoch(
+        sampler("no_duplicates", size, drop_last=False),
+        TrainingRows.from_texts(texts),
+        GivenOrders(order),
+    )
+    assert batches(epoch) == expected
 
 
 def test_devices_get_batches_in_turn_and_gathering_joins_them():
