@@ -1,4 +1,4 @@
-"""The command line: ``probe run``, ``check``, ``serve``, ``worker``, ``encoders``.
+"""The command line: ``probe run``, ``check``, ``audit``, ``serve``, ``worker``, ``encoders``.
 
 Exit status: 0 done, or the gate passed; 1 the gate failed; 2 usage or bad input; 3 inconclusive where the policy says so;
 4 and up the infrastructure (4: encoder, service or storage cannot be used; 5: an unexpected fault), so that an outage never
@@ -7,21 +7,29 @@ looks like bad rows. Progress goes to stderr, and only when it is a terminal; wh
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import uuid
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from probe_service.audit_cli import audit
+from probe_service.cli_options import (
+    ProgressLine,
+    Sizes,
+    corpus_options,
+    extra,
+    option,
+    output_options,
+    read_settings,
+    request_from,
+)
 from probe_service.errors import InputError, ProbeError, ServiceError
 
 if TYPE_CHECKING:
-    from probe_service.schemas import ProbeReport, ProbeRequest, Progress, Verdict
-    from probe_service.settings import Settings
+    from probe_service.schemas import ProbeReport, ProbeRequest, Verdict
 
 __all__ = ["main"]
 
@@ -74,90 +82,6 @@ def _say_error(error: ProbeError) -> None:
     click.echo(f"probe: {error.message}{suffix} [{error.code}]", err=True)
 
 
-# ------------------------------------------------------------------------------------------------------------ options
-
-
-def _option(*names: str, **settings: Any) -> Callable[[Any], Any]:
-    """An option whose environment twin is PROBE_ and its long name in capitals."""
-    long = next(name for name in names if name.startswith("--")).split("/")[0]
-    twin = "PROBE_" + long.removeprefix("--").replace("-", "_").upper()
-    return click.option(*names, envvar=twin, show_envvar=True, **settings)
-
-
-def _all(options: list[Callable[[Any], Any]]) -> Callable[[Any], Any]:
-    def decorate(command: Any) -> Any:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return decorate
-
-
-class _Sizes(click.ParamType[tuple[int, ...]]):
-    name = "N,N,…"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[int, ...]:
-        if isinstance(value, tuple):
-            return value
-        try:
-            return tuple(int(part) for part in str(value).split(","))
-        except ValueError:
-            self.fail(f"{value!r} is not a list of whole numbers such as 16,64,256", param, ctx)
-
-
-class _Condition(click.ParamType[tuple[str, str]]):
-    name = "COLUMN=VALUE"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[str, str]:
-        if isinstance(value, tuple):
-            return value
-        column, equals, wanted = str(value).partition("=")
-        if not equals or not column:
-            self.fail(f"{value!r} is not of the form COLUMN=VALUE", param, ctx)
-        return column, wanted
-
-
-_COLUMNS = ("text", "anchor", "positive", "id", "group", "label", "source", "embedding")
-
-_corpus_options = _all(
-    [
-        _option("--encoder", help="Known name, sentence-transformers model, path, or openai:MODEL@URL."),
-        *(_option(f"--{name}-column", help=f"Column with the {name}.") for name in _COLUMNS),
-        _option("--negative-column", multiple=True, help="Column with hard negatives; may be repeated."),
-        _option("--kind", type=click.Choice(["sentences", "pairs", "tuples", "embeddings"])),
-        _option("--format", type=click.Choice(["txt", "jsonl", "csv", "tsv", "parquet", "npy", "npz"])),
-        _option("--where", type=_Condition(), multiple=True, help="Keep rows whose column has this value."),
-        _option("--label-is-meaning", is_flag=True, help="Rows with one label mean the same."),
-        _option("--case-fold", is_flag=True, help="Texts that differ only in case are equal."),
-        _option("--max-rows", type=int, help="Encode at most this many rows, drawn at random."),
-        _option("--num-repeats", type=int, help="Batches for each size, at least [100]."),
-        _option("--top-k", type=int, help="Ranks of the similarity curve [4]."),
-        _option("--temperature", type=float, help="T [0.05]."),
-        _option("--seed", type=int, help="[0]"),
-        _option(
-            "--method",
-            type=click.Choice(["auto", "sampled"]),
-            help="Exact where it can be, or batches alone.",
-        ),
-        _option("--budget", type=float, help="Largest acceptable share S of the push [0.2]."),
-        _option(
-            "--worst-case-similarity", type=float, help="s₀ of the worst case [measured for the encoder]."
-        ),
-        _option("--url", help="Use the service at this address instead of this process."),
-        _option("--json", "json_file", help="Write the report as JSON to this file; - is stdout."),
-        _option(
-            "--html", "html_file", type=click.Path(dir_okay=False, path_type=Path), help="Write report.html."
-        ),
-        _option(
-            "--chart",
-            "chart_file",
-            type=click.Path(dir_okay=False, path_type=Path),
-            help="Write the charts to this .svg or .png file.",
-        ),
-    ]
-)
-
-
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="probe-service")
 def cli() -> None:
@@ -166,8 +90,9 @@ def cli() -> None:
 
 @cli.command()
 @click.argument("corpus")
-@_option("--batch-sizes", type=_Sizes(), help="Sizes to measure [powers of two that fit].")
-@_corpus_options
+@option("--batch-sizes", type=Sizes(), help="Sizes to measure [powers of two that fit].")
+@corpus_options
+@output_options
 def run(
     corpus: str,
     batch_sizes: tuple[int, ...] | None,
@@ -179,7 +104,7 @@ def run(
 ) -> int:
     """Measure CORPUS (a file, or hf:NAME[:config[:split]][@revision]) and report its batch-size curve."""
     _check_chart(chart_file)
-    report = _measure(corpus, _request(batch_sizes, options), url)
+    report = _measure(corpus, request_from(batch_sizes, options), url)
     _write(report, json_file, html_file, chart_file)
     if json_file != "-":
         _print_summary(report)
@@ -188,15 +113,16 @@ def run(
 
 @cli.command()
 @click.argument("corpus")
-@_option("--batch-size", type=int, required=True, help="The size that training uses.")
-@_option(
+@option("--batch-size", type=int, required=True, help="The size that training uses.")
+@option(
     "--on-inconclusive",
     type=click.Choice(["pass", "fail", "exit3"]),
     default="exit3",
     show_default=True,
     help="What to do if the evidence does not decide.",
 )
-@_corpus_options
+@corpus_options
+@output_options
 def check(
     corpus: str,
     batch_size: int,
@@ -211,7 +137,7 @@ def check(
     from probe_service.schemas import VerdictKind
 
     _check_chart(chart_file)
-    report = _measure(corpus, _request((batch_size,), options), url)
+    report = _measure(corpus, request_from((batch_size,), options), url)
     _write(report, json_file, html_file, chart_file)
     verdict = report.advice.verdicts[0]
     if json_file != "-":
@@ -221,23 +147,23 @@ def check(
     return EXIT_PASS if verdict.verdict is VerdictKind.PASS else EXIT_FAIL
 
 
-_home_option = _option(
+_home_option = option(
     "--home", type=click.Path(file_okay=False, path_type=Path), help="Folder of corpora, vectors and jobs."
 )
 
 
 @cli.command()
-@_option("--host", help="Address to listen on [127.0.0.1].")
-@_option("--port", type=int, help="Port to listen on [8000]; 0 takes a free one.")
+@option("--host", help="Address to listen on [127.0.0.1].")
+@option("--port", type=int, help="Port to listen on [8000]; 0 takes a free one.")
 @_home_option
 @click.option(
     "--worker/--no-worker", default=True, help="Run a supervised worker beside the API.", show_default=True
 )
 def serve(host: str | None, port: int | None, home: Path | None, *, worker: bool) -> int:
     """Serve the API and the dashboard, with one supervised worker."""
-    settings = _settings(host=host, port=port, home=home)
+    settings = read_settings(host=host, port=port, home=home)
     _set_up_logs()
-    with _extra("service"):
+    with extra("service"):
         from probe_service.api.server import run_server
     run_server(settings, with_worker=worker)
     return EXIT_PASS
@@ -247,9 +173,9 @@ def serve(host: str | None, port: int | None, home: Path | None, *, worker: bool
 @_home_option
 def worker(home: Path | None) -> int:
     """Run a worker alone: for an API started with --no-worker, here or on another machine with the same home."""
-    settings = _settings(home=home)
+    settings = read_settings(home=home)
     _set_up_logs()
-    with _extra("cpu"):
+    with extra("cpu"):
         from probe_service.jobs.worker import run_worker
     run_worker(settings)
     return EXIT_PASS
@@ -276,39 +202,23 @@ def canary(name: str) -> int:
     """Record canary cosines of encoder NAME from transformers' AutoModel, on a machine that has its weights."""
     import json
 
-    with _extra("cpu"):
+    with extra("cpu"):
         from probe_service.encode import record_canaries
-    found = record_canaries(name, _settings())
+    found = record_canaries(name, read_settings())
     click.echo(json.dumps([pair.to_dict() for pair in found], indent=2, ensure_ascii=False))
     return EXIT_PASS
+
+
+cli.add_command(audit)
 
 
 # ------------------------------------------------------------------------------------------------------------- inside
 
 
-def _request(batch_sizes: tuple[int, ...] | None, options: dict[str, Any]) -> ProbeRequest:
-    from pydantic import ValidationError
-
-    from probe_service.problems import translate_validation_error
-    from probe_service.schemas import ProbeRequest
-
-    columns = {name: options.pop(f"{name}_column") for name in _COLUMNS}
-    columns["negatives"] = options.pop("negative_column")
-    corpus = {
-        name: options.pop(name) for name in ("kind", "format", "label_is_meaning", "case_fold", "max_rows")
-    }
-    corpus |= {"columns": columns, "where": dict(options.pop("where"))}
-    given = {name: value for name, value in options.items() if value is not None}
-    try:
-        return ProbeRequest.model_validate(given | {"batch_sizes": batch_sizes, "corpus": corpus})
-    except ValidationError as error:
-        raise translate_validation_error(error) from error
-
-
 def _measure(corpus: str, request: ProbeRequest, url: str | None) -> ProbeReport:
     if not corpus.startswith("hf:") and not Path(corpus).is_file():
         raise click.ClickException(f"there is no file {corpus!r}; a Hugging Face data set is written hf:NAME")
-    progress = _ProgressLine()
+    progress = ProgressLine()
     try:
         return (
             _measure_there(corpus, request, url, progress)
@@ -319,11 +229,11 @@ def _measure(corpus: str, request: ProbeRequest, url: str | None) -> ProbeReport
         progress.close()
 
 
-def _measure_here(corpus: str, request: ProbeRequest, progress: _ProgressLine) -> ProbeReport:
+def _measure_here(corpus: str, request: ProbeRequest, progress: ProgressLine) -> ProbeReport:
     import tempfile
 
-    settings = _settings()
-    with _extra("cpu"):
+    settings = read_settings()
+    with extra("cpu"):
         from probe_service.probe import run_probe
     hub = corpus.startswith("hf:")
     with tempfile.TemporaryDirectory(prefix="probe-") as folder:
@@ -338,7 +248,7 @@ def _measure_here(corpus: str, request: ProbeRequest, progress: _ProgressLine) -
         )
 
 
-def _measure_there(corpus: str, request: ProbeRequest, url: str, progress: _ProgressLine) -> ProbeReport:
+def _measure_there(corpus: str, request: ProbeRequest, url: str, progress: ProgressLine) -> ProbeReport:
     from probe_client import ApiError, JobFailed, ProbeClient, ProbeClientError
     from probe_service.problems import HTTP_STATUS
 
@@ -362,29 +272,6 @@ def _measure_there(corpus: str, request: ProbeRequest, url: str, progress: _Prog
         raise ServiceError("service_unreachable", str(error)) from error
 
 
-def _settings(**given: Any) -> Settings:
-    from pydantic import ValidationError
-
-    from probe_service.problems import translate_validation_error
-    from probe_service.settings import Settings
-
-    try:
-        return Settings(**{name: value for name, value in given.items() if value is not None})
-    except ValidationError as error:
-        raise translate_validation_error(error) from error
-
-
-@contextlib.contextmanager
-def _extra(name: str) -> Iterator[None]:
-    """Say which extra to install where a package of it is missing."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        raise ServiceError(
-            "extra_not_installed", f"{error.name} is not installed; pip install 'probe-service[{name}]'"
-        ) from error
-
-
 def _set_up_logs() -> None:
     from probe_service.logs import configure_logging
 
@@ -404,11 +291,11 @@ def _write(
     elif json_file is not None:
         _write_file(Path(json_file), report.model_dump_json(indent=2) + "\n")
     if html_file is not None:
-        with _extra("service"):
+        with extra("service"):
             from probe_service.report_html import render_report_html
         _write_file(html_file, render_report_html(report))
     if chart_file is not None:
-        with _extra("service"):
+        with extra("service"):
             from probe_service.charts import Theme, figure, render_png, render_svg
         spec = figure(report, theme=Theme.LIGHT)
         _write_file(chart_file, render_png(spec) if chart_file.suffix.lower() == ".png" else render_svg(spec))
@@ -451,25 +338,6 @@ def _print_verdict(verdict: Verdict, report: ProbeReport) -> None:
     if report.advice.drop_duplicates:
         rows = report.advice.drop_duplicates.rows_to_drop
         click.echo(f"{len(rows)} rows repeat an earlier one; dropping them helps. First: {rows[:10]}")
-
-
-class _ProgressLine:
-    """One line on stderr that is rewritten; nothing where stderr is no terminal."""
-
-    def __init__(self) -> None:
-        self._shown = False
-
-    def show(self, progress: Progress | None) -> None:
-        if progress is None or not sys.stderr.isatty():
-            return
-        left = f", {progress.eta_seconds:.0f} s left" if progress.eta_seconds is not None else ""
-        line = f"{progress.fraction:4.0%} {progress.phase} {progress.done}/{progress.total} {progress.unit}{left}"
-        click.echo(f"\r\033[K{line}", nl=False, err=True)
-        self._shown = True
-
-    def close(self) -> None:
-        if self._shown:
-            click.echo("\r\033[K", nl=False, err=True)
 
 
 if __name__ == "__main__":

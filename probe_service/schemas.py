@@ -439,6 +439,43 @@ class ReportWarning(Noun):
     message: str
 
 
+class AuditLabels(Noun):
+    """How the questions of an audit were answered."""
+
+    pairs_drawn: int = Field(description="L: drawn pairs; the same texts may be drawn more than once.")
+    questions: int = Field(description="Different pairs that were asked about.")
+    yes: int
+    no: int
+    unsure: int
+    repeats: int = Field(description="Questions that were asked twice.")
+    repeats_answered_differently: int
+    duplicates: int = Field(description="Hidden certain duplicates.")
+    duplicates_accepted: int
+    others: int = Field(description="Hidden certain non-duplicates.")
+    others_accepted: int
+    contradictions: list[str] = Field(
+        description="Ids of hidden checks whose answer contradicts what is certain."
+    )
+
+
+class AuditReport(Noun):
+    """What the labels of an audit say of S, for every batch size that it covers."""
+
+    audit: str = Field(description="Id of the audit.")
+    corpus_sha256: str
+    encoder: str
+    temperature: float
+    confidence_level: float
+    judges: list[str]
+    labels: AuditLabels
+    shares: list[AuditedShare]
+    n_max: BatchSizeLimit | None = Field(
+        description="Null where the audit does not cover every integer from 2."
+    )
+    verdicts: list[Verdict]
+    warnings: list[ReportWarning]
+
+
 class SimilarPair(Noun):
     """One of the most similar negative pairs of the encoded rows."""
 

@@ -9,16 +9,18 @@ grid, without the pairs about which something is known, and each counts with wei
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
+from scipy.interpolate import CubicSpline
 
 from probe_service.estimate.intervals import Interval, clopper_pearson
 from probe_service.estimate.push import push_of_row
-from probe_service.schemas import AuditedShare, Estimate
+from probe_service.schemas import AuditedShare, BatchSizeLimit, Estimate
 
 __all__ = [
     "MIN_EFFECTIVE_LABELS",
@@ -26,6 +28,7 @@ __all__ = [
     "CheckCounts",
     "DrawnPair",
     "JudgedShares",
+    "audited_limit",
     "audited_share",
     "draw_pairs",
     "weighted_share_interval",
@@ -78,13 +81,27 @@ class AuditDesign:
     pairs: tuple[DrawnPair, ...]
 
     def weights(self, size: int) -> Floats:
-        """Return (L,) q_N/q_mix at one of the sizes; at most the number of mixed sizes, if N is one of them.
+        """Return (L,) q_N/q_mix, at most the number of mixed sizes if N is one of them.
+
+        Between the design's sizes log q_N is interpolated over log N by a cubic spline: q_N is smooth in N.
 
         Raises:
-            ValueError: The size is not one of the design's.
+            ValueError: N lies outside the design's sizes.
         """
-        place = self.sizes.index(size)
-        return np.array([pair.push[place] / pair.mixture for pair in self.pairs])
+        if not self.sizes[0] <= size <= self.sizes[-1]:
+            raise ValueError(f"the audit covers batch sizes from {self.sizes[0]} to {self.sizes[-1]}")
+        if size in self.sizes:
+            place = self.sizes.index(size)
+            return np.array([pair.push[place] / pair.mixture for pair in self.pairs])
+        push: Floats = np.exp(self._log_push(np.log(size)))
+        weights: Floats = push / np.array([pair.mixture for pair in self.pairs])
+        return weights
+
+    @cached_property
+    def _log_push(self) -> CubicSpline[np.float64]:
+        # A push that underflows (a tiny temperature) has weight 0 wherever it stands.
+        push = np.maximum(np.array([pair.push for pair in self.pairs]), 1e-300)
+        return CubicSpline(np.log(self.sizes), np.log(push), axis=1)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""
@@ -158,6 +175,15 @@ class JudgedShares:
     def nothing_known(cls) -> JudgedShares:
         """No pair is known: all of the push lands on unjudged ones."""
         return cls(0.0, 1.0, 0.0, 0.0, 0.0)
+
+    def mixed_with(self, other: JudgedShares, share: float) -> JudgedShares:
+        """Interpolate linearly: `share` of the other, the rest of this."""
+        return JudgedShares(
+            *(
+                (1 - share) * mine + share * its
+                for mine, its in zip(astuple(self), astuple(other), strict=True)
+            )
+        )
 
     def standard_error(self, share: float) -> float:
         """Of known + unjudged · share, for a fixed share."""
@@ -360,6 +386,63 @@ def audited_share(
         ),
         None,
     )
+
+
+def audited_limit(
+    design: AuditDesign,
+    answers: Floats,
+    judged: Mapping[int, JudgedShares],
+    checks: CheckCounts,
+    *,
+    budget: float,
+    level: float,
+    rng: np.random.Generator,
+) -> BatchSizeLimit:
+    """Return n_max: the largest N whose upper limit keeps within the budget at every integer from 2 to N.
+
+    A fixed-sequence test (STATISTICS §7): the integers are tested in order, each at the one-sided (1 + level)/2 limit of
+    `audited_share`, and the first that is above the budget ends the sequence; one without an estimate does, too.
+
+    Args:
+        design: How the pairs were drawn; covers N from 2.
+        answers: (L,) 1 yes, 0 no, NaN unsure.
+        judged: By size of the design; between the sizes they are interpolated over log N.
+        checks: The judge's answers to hidden checks.
+        budget: Largest acceptable S.
+        level: Confidence level.
+        rng: Of melded intervals.
+    """
+    largest = design.sizes[-1]
+    value, reason = None, ""
+    for size in range(2, largest + 1):
+        found = audited_share(
+            design, size, answers, judged_between(judged, size), checks, level=level, rng=rng
+        )
+        if found.estimate is None:
+            reason = f"at {size}, {found.reason}"
+            break
+        assert found.estimate.high is not None
+        if found.estimate.high > budget:
+            reason = f"the audit's upper limit of S at {size} is {found.estimate.high:.4f}, above the budget of {budget:g}"
+            break
+        value = size
+    exceeded = bool(reason)
+    return BatchSizeLimit(
+        value=value,
+        tested_up_to=value + 1 if exceeded and value is not None else 2 if exceeded else largest,
+        exceeded=exceeded,
+        reason=reason
+        or f"the audit's upper limit of S is at most {budget:g} at every batch size tested, from 2 to {largest}",
+    )
+
+
+def judged_between(judged: Mapping[int, JudgedShares], size: int) -> JudgedShares:
+    """Return what batches say at one size, interpolated over log N between those measured."""
+    if size in judged:
+        return judged[size]
+    below, above = max(s for s in judged if s < size), min(s for s in judged if s > size)
+    share = float(np.log(size / below) / np.log(above / below))
+    return judged[below].mixed_with(judged[above], share)
 
 
 def weighted_share_interval(values: Floats, weights: Floats, level: float) -> Interval:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from probe_service.errors import InputError, ServiceError
 
-__all__ = ["QUESTION", "Answer", "Question", "Sheet", "question_digest"]
+__all__ = ["PERSON", "QUESTION", "Answer", "Question", "Sheet", "question_digest"]
 
 QUESTION = "Would you accept B as a positive for A?"
 """Asked of every pair: the definition of a false negative, in the judge's words."""

@@ -1,0 +1,194 @@
+"""What the commands of ``probe`` share: options, from options to a request, settings, a line of progress."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from probe_service.errors import ServiceError
+
+if TYPE_CHECKING:
+    from probe_service.schemas import ProbeRequest, Progress
+    from probe_service.settings import Settings
+
+__all__ = [
+    "ProgressLine",
+    "Sizes",
+    "corpus_options",
+    "extra",
+    "option",
+    "output_options",
+    "read_settings",
+    "request_from",
+]
+
+
+def option(*names: str, **settings: Any) -> Callable[[Any], Any]:
+    """An option whose environment twin is PROBE_ and its long name in capitals."""
+    long = next(name for name in names if name.startswith("--")).split("/")[0]
+    twin = "PROBE_" + long.removeprefix("--").replace("-", "_").upper()
+    return click.option(*names, envvar=twin, show_envvar=True, **settings)
+
+
+def _all(options: list[Callable[[Any], Any]]) -> Callable[[Any], Any]:
+    def decorate(command: Any) -> Any:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+class Sizes(click.ParamType[tuple[int, ...]]):
+    """Batch sizes, as ``16,64,256``."""
+
+    name = "N,N,…"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[int, ...]:
+        """Return the sizes, or end with a usage error."""
+        if isinstance(value, tuple):
+            return value
+        try:
+            return tuple(int(part) for part in str(value).split(","))
+        except ValueError:
+            self.fail(f"{value!r} is not a list of whole numbers such as 16,64,256", param, ctx)
+
+
+class _Condition(click.ParamType[tuple[str, str]]):
+    name = "COLUMN=VALUE"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[str, str]:
+        if isinstance(value, tuple):
+            return value
+        column, equals, wanted = str(value).partition("=")
+        if not equals or not column:
+            self.fail(f"{value!r} is not of the form COLUMN=VALUE", param, ctx)
+        return column, wanted
+
+
+_COLUMNS = ("text", "anchor", "positive", "id", "group", "label", "source", "embedding")
+
+corpus_options = _all(
+    [
+        option("--encoder", help="Known name, sentence-transformers model, path, or openai:MODEL@URL."),
+        *(option(f"--{name}-column", help=f"Column with the {name}.") for name in _COLUMNS),
+        option("--negative-column", multiple=True, help="Column with hard negatives; may be repeated."),
+        option("--kind", type=click.Choice(["sentences", "pairs", "tuples", "embeddings"])),
+        option("--format", type=click.Choice(["txt", "jsonl", "csv", "tsv", "parquet", "npy", "npz"])),
+        option("--where", type=_Condition(), multiple=True, help="Keep rows whose column has this value."),
+        option("--label-is-meaning", is_flag=True, help="Rows with one label mean the same."),
+        option("--case-fold", is_flag=True, help="Texts that differ only in case are equal."),
+        option("--max-rows", type=int, help="Encode at most this many rows, drawn at random."),
+        option("--num-repeats", type=int, help="Batches for each size, at least [100]."),
+        option("--top-k", type=int, help="Ranks of the similarity curve [4]."),
+        option("--temperature", type=float, help="T [0.05]."),
+        option("--seed", type=int, help="[0]"),
+        option(
+            "--method",
+            type=click.Choice(["auto", "sampled"]),
+            help="Exact where it can be, or batches alone.",
+        ),
+        option("--budget", type=float, help="Largest acceptable share S of the push [0.2]."),
+        option(
+            "--worst-case-similarity", type=float, help="s₀ of the worst case [measured for the encoder]."
+        ),
+    ]
+)
+"""What is read, encoded and measured: the fields of `ProbeRequest` but for the batch sizes."""
+
+output_options = _all(
+    [
+        option("--url", help="Use the service at this address instead of this process."),
+        option("--json", "json_file", help="Write the report as JSON to this file; - is stdout."),
+        option(
+            "--html", "html_file", type=click.Path(dir_okay=False, path_type=Path), help="Write report.html."
+        ),
+        option(
+            "--chart",
+            "chart_file",
+            type=click.Path(dir_okay=False, path_type=Path),
+            help="Write the charts to this .svg or .png file.",
+        ),
+    ]
+)
+"""Where the report goes, and which process makes it."""
+
+
+def request_from(batch_sizes: tuple[int, ...] | None, options: dict[str, Any]) -> ProbeRequest:
+    """Return the request that the values of `corpus_options` ask for; takes them out of `options`.
+
+    Raises:
+        RequestError: A value is out of range.
+    """
+    from pydantic import ValidationError
+
+    from probe_service.problems import translate_validation_error
+    from probe_service.schemas import ProbeRequest
+
+    columns = {name: options.pop(f"{name}_column") for name in _COLUMNS}
+    columns["negatives"] = options.pop("negative_column")
+    corpus = {
+        name: options.pop(name) for name in ("kind", "format", "label_is_meaning", "case_fold", "max_rows")
+    }
+    corpus |= {"columns": columns, "where": dict(options.pop("where"))}
+    given = {name: value for name, value in options.items() if value is not None}
+    try:
+        return ProbeRequest.model_validate(given | {"batch_sizes": batch_sizes, "corpus": corpus})
+    except ValidationError as error:
+        raise translate_validation_error(error) from error
+
+
+def read_settings(**given: Any) -> Settings:
+    """Return the environment's settings, with those that were given on the command line."""
+    from pydantic import ValidationError
+
+    from probe_service.problems import translate_validation_error
+    from probe_service.settings import Settings
+
+    try:
+        return Settings(**{name: value for name, value in given.items() if value is not None})
+    except ValidationError as error:
+        raise translate_validation_error(error) from error
+
+
+@contextlib.contextmanager
+def extra(name: str) -> Iterator[None]:
+    """Say which extra to install where a package of it is missing."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise ServiceError(
+            "extra_not_installed", f"{error.name} is not installed; pip install 'probe-service[{name}]'"
+        ) from error
+
+
+class ProgressLine:
+    """One line on stderr that is rewritten; nothing where stderr is no terminal."""
+
+    def __init__(self) -> None:
+        self._shown = False
+
+    def show(self, progress: Progress | None) -> None:
+        """Say how far a probe is."""
+        if progress is None:
+            return
+        left = f", {progress.eta_seconds:.0f} s left" if progress.eta_seconds is not None else ""
+        self.say(
+            f"{progress.fraction:4.0%} {progress.phase} {progress.done}/{progress.total} {progress.unit}{left}"
+        )
+
+    def say(self, line: str) -> None:
+        """Show one line in place of the one before."""
+        if sys.stderr.isatty():
+            click.echo(f"\r\033[K{line}", nl=False, err=True)
+            self._shown = True
+
+    def close(self) -> None:
+        """Leave no half line behind."""
+        if self._shown:
+            click.echo("\r\033[K", nl=False, err=True)
