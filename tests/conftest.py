@@ -72,9 +72,12 @@ def labelled_corpora() -> Path:
     return folder
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
-    """A headless Chromium; PROBE_TEST_CHROMIUM names another executable than the distribution's."""
+    """A headless Chromium, for one module: its event loop would be in the way of tests that run one of their own.
+
+    PROBE_TEST_CHROMIUM names another executable than the distribution's.
+    """
     executable = Path(os.environ.get("PROBE_TEST_CHROMIUM", "/usr/bin/chromium"))
     if not executable.is_file():
         skip_unless_required("browser", f"no Chromium at {executable}; PROBE_TEST_CHROMIUM may name another")

@@ -358,6 +358,7 @@ def full_report(
         ),
         sampling=SamplingInfo(
             method="sampled",
+            exact_up_to=None,
             sampler="random",
             confidence_level=0.95,
             seed=0,
