@@ -31,6 +31,7 @@ __all__ = [
     "audited_limit",
     "audited_share",
     "draw_pairs",
+    "judged_between",
     "weighted_share_interval",
 ]
 
