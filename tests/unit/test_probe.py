@@ -331,7 +331,10 @@ def test_exact_and_sampled_agree(clustered, tmp_path):
         pairs = [
             (a.false_negative_softmax_share, b.false_negative_softmax_share),
             (a.hardest_negative, b.hardest_negative),
-            *((p.expected_pairs, q.expected_pairs) for p, q in zip(a.pairs_above, b.pairs_above, strict=True)),
+            *(
+                (p.expected_pairs, q.expected_pairs)
+                for p, q in zip(a.pairs_above, b.pairs_above, strict=True)
+            ),
         ]
         for without_error, drawn in pairs:
             assert without_error.low == without_error.value == without_error.high
