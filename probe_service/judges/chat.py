@@ -29,8 +29,6 @@ _LONGEST_WAIT_SECONDS = 60.0
 _TIMEOUT_SECONDS = 60.0
 _RETRIED_STATUS = {408, 425, 429, 500, 502, 503, 504, 529}
 _CHARACTERS_PER_TOKEN = 4
-_ANSWER_TOKENS = 512
-"""Room for a model that thinks aloud before its word."""
 _SYSTEM = (
     "You label pairs of texts for training a text encoder. You get JSON with two texts, a and b, and perhaps "
     "known_positive_of_a, a text that is a correct match for a. "
@@ -87,6 +85,7 @@ class ChatJudge:
         self._model, self._base_url = model, base_url.rstrip("/")
         self._api_key, self._concurrency = api_key, concurrency
         self._timeout_seconds, self._first_wait_seconds = timeout_seconds, first_wait_seconds
+        self._takes_temperature = True
         self._stopping = threading.Event()
 
     @property
@@ -153,12 +152,9 @@ class ChatJudge:
         return Judgement(question.id, answer or Answer.UNSURE)
 
     def _ask(self, client: httpx.Client, messages: list[dict[str, str]]) -> str:
-        body = {
-            "model": self._model,
-            "messages": messages,
-            "temperature": 0,
-            "max_tokens": _ANSWER_TOKENS,
-        }
+        body: dict[str, Any] = {"model": self._model, "messages": messages}
+        if self._takes_temperature:
+            body["temperature"] = 0
         response = self._post_patiently(client, body)
         try:
             return str(response.json()["choices"][0]["message"]["content"] or "")
@@ -182,6 +178,11 @@ class ChatJudge:
                 if response.is_success:
                     return response
                 fault = f"HTTP {response.status_code}: {response.text[:200]}"
+                if response.status_code == 400 and "temperature" in response.text and "temperature" in body:
+                    # Some models choose their own; the repeated questions show how steady they are.
+                    self._takes_temperature = False
+                    del body["temperature"]
+                    continue
                 if response.status_code not in _RETRIED_STATUS:
                     raise ServiceError(
                         "judge_refused",

@@ -153,11 +153,6 @@ class Sheet:
         self._answers[id] = (answer, judge)
         self.write()
 
-    def withdraw(self, id: str) -> None:  # noqa: A002
-        """Take an answer back."""
-        self._answers.pop(id, None)
-        self.write()
-
     def write(self) -> None:
         """Write the file beside itself, then put it in place.
 
@@ -220,7 +215,7 @@ def _read_rows(file: Path) -> Iterator[tuple[int, dict[str, str]]]:
         ) from error
     try:
         yield from _csv_rows(text) if is_csv else _jsonl_rows(text)
-    except (ValueError, csv.Error, KeyError, TypeError) as error:
+    except (ValueError, csv.Error, KeyError, AttributeError) as error:
         raise InputError(
             "audit_sheet_unreadable",
             f"{file} is no sheet of questions ({type(error).__name__}: {error}); columns {', '.join(_COLUMNS[:-1])} are needed.",
