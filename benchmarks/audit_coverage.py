@@ -7,7 +7,9 @@ the truth, its mean width, the bias, and how often no estimate was given for wan
 0.95; a cell is marked where it is significantly below (one-sided binomial test, Holm over all cells, α = .01).
 
 With ``--noise`` the judge has 5 in 100 false alarms and misses 10 in 100 duplicates, and ``--checks`` hidden pairs of each
-kind measure it.
+kind measure it. With ``--n-max`` it prints instead how often the audit's n_max is above the true one (nominal .025 at most),
+and its median beside the true one, at the budgets ``--budgets``; pairs are then drawn at ``--sizes`` and S is tested at every
+integer from 2 to the largest of them.
 """
 
 from __future__ import annotations
@@ -20,16 +22,26 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 from scipy import stats
+from scipy.interpolate import CubicSpline
 
-from probe_service.encode import VectorCache, encode_with_cache, load_encoder
-from probe_service.estimate.audit import AuditDesign, CheckCounts, DrawnPair, JudgedShares, audited_share
+from probe_service.encode import LoadedEncoder, VectorCache, encode_with_cache, load_encoder
+from probe_service.estimate.audit import (
+    AuditDesign,
+    CheckCounts,
+    DrawnPair,
+    JudgedShares,
+    audited_limit,
+    audited_share,
+)
 from probe_service.estimate.push import push_of_row
+from probe_service.schemas import AuditedShare
 from probe_service.settings import Settings
 
 TEMPERATURE, LEVEL = 0.05, 0.95
@@ -163,6 +175,8 @@ def main() -> None:
     parser.add_argument("--replications", type=int, default=500)
     parser.add_argument("--noise", action="store_true")
     parser.add_argument("--checks", type=int, default=50)
+    parser.add_argument("--n-max", action="store_true")
+    parser.add_argument("--budgets", type=float, nargs="+", default=[0.1, 0.2, 0.4])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
     given = parser.parse_args()
@@ -171,6 +185,9 @@ def main() -> None:
     loaded = load_encoder("minilm", settings)
     cache = VectorCache(settings.home / "vectors", loaded.info.fingerprint, loaded.info.dimension)
     cells: list[tuple[str, int, int]] = []
+    if given.n_max:
+        print_limits(given, loaded, cache)
+        return
     print(
         "| set | labels | N | S | S from batches | coverage | mean width | bias | no estimate |\n"
         + "|---" * 9
@@ -206,24 +223,76 @@ def main() -> None:
     print_holm(cells)
 
 
-def replicate(
-    push: np.ndarray, labelled: Labelled, labels: int, given: argparse.Namespace, rng: np.random.Generator
-) -> list[list[object]]:
-    """Run the audit many times."""
-    pairs = draw(push, labels * given.replications, rng)
+def print_limits(given: argparse.Namespace, loaded: LoadedEncoder, cache: VectorCache) -> None:
+    """Print how n_max compares with the truth."""
+    print(
+        "| set | labels | budget | true n_max | median n_max | above the truth | p (above .025) |\n"
+        + "|---" * 7
+        + "|"
+    )
+    grid = sorted(
+        {2, 3, 4, 5, 6, *given.sizes, *np.geomspace(8, max(given.sizes), 12).round().astype(int).tolist()}
+    )
+    for name in given.sets:
+        rng = np.random.default_rng([given.seed, sorted(FILES).index(name), 1])
+        labelled = read_labelled(name, given.folder, given.rows, rng)
+        vectors = encode_with_cache(loaded, labelled.texts, cache).vectors
+        push = push_matrix(vectors, grid)
+        shares = [
+            sum(q[i, mates].sum(dtype=np.float64) for i, mates in enumerate(labelled.partners)) for q in push
+        ]
+        integers = np.arange(2, grid[-1] + 1)
+        truth = np.exp(CubicSpline(np.log(grid), np.log(shares))(np.log(integers)))
+        for labels in given.labels:
+            audits = list(simulated_audits(push, grid, labelled, labels, given, rng))
+            for budget in given.budgets:
+                above = np.flatnonzero(truth > budget)
+                largest = int(integers[above[0]]) - 1 if len(above) else int(integers[-1])
+                found = [
+                    audited_limit(
+                        design,
+                        answers,
+                        {2: JudgedShares.nothing_known(), grid[-1]: JudgedShares.nothing_known()},
+                        checks,
+                        budget=budget,
+                        level=LEVEL,
+                        rng=rng,
+                    ).value
+                    or 1
+                    for design, answers, checks in audits
+                ]
+                missed = sum(value > largest for value in found)
+                p = stats.binomtest(missed, len(found), 0.025, alternative="greater").pvalue
+                print(
+                    f"| {name} | {labels} | {budget:g} | {largest} | {np.median(found):.0f} | {missed / len(found):.3f} "
+                    f"| {p:.3f} |",
+                    flush=True,
+                )
+
+
+def simulated_audits(
+    push: np.ndarray,
+    sizes: list[int],
+    labelled: Labelled,
+    labels: int,
+    given: argparse.Namespace,
+    rng: np.random.Generator,
+) -> Iterator[tuple[AuditDesign, np.ndarray, CheckCounts]]:
+    """Draw the audit many times and have it judged."""
+    mixed = [sizes.index(size) for size in given.sizes]
+    pairs = draw(push[mixed], labels * given.replications, rng)
     folded = push[:, pairs[:, 0], pairs[:, 1]] + push[:, pairs[:, 1], pairs[:, 0]]
     truth = np.array([float(j in set(labelled.partners[i].tolist())) for i, j in pairs.tolist()])
-    runs = []
     for start in range(0, len(pairs), labels):
         part = slice(start, start + labels)
         design = AuditDesign(
-            tuple(given.sizes),
+            tuple(sizes),
             tuple(given.sizes),
             TEMPERATURE,
             push.shape[1],
             False,
             tuple(
-                DrawnPair(i, j, tuple(q), float(np.mean(q)))
+                DrawnPair(i, j, tuple(q), float(np.mean([q[place] for place in mixed])))
                 for (i, j), q in zip(pairs[part].tolist(), folded[:, part].T.tolist(), strict=True)
             ),
         )
@@ -232,15 +301,20 @@ def replicate(
             answers = with_errors(answers, rng)
             hits, alarms = rng.binomial(given.checks, [1 - MISSES, FALSE_ALARMS])
             checks = CheckCounts(given.checks, int(hits), 0, given.checks, int(alarms), 0)
-        runs.append(
-            [
-                audited_share(
-                    design, size, answers, JudgedShares.nothing_known(), checks, level=LEVEL, rng=rng
-                )
-                for size in given.sizes
-            ]
-        )
-    return runs
+        yield design, answers, checks
+
+
+def replicate(
+    push: np.ndarray, labelled: Labelled, labels: int, given: argparse.Namespace, rng: np.random.Generator
+) -> list[list[AuditedShare]]:
+    """Estimate S at each size, in many audits."""
+    return [
+        [
+            audited_share(design, size, answers, JudgedShares.nothing_known(), checks, level=LEVEL, rng=rng)
+            for size in given.sizes
+        ]
+        for design, answers, checks in simulated_audits(push, given.sizes, labelled, labels, given, rng)
+    ]
 
 
 def print_holm(cells: list[tuple[str, int, int]]) -> None:
