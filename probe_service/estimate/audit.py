@@ -92,17 +92,24 @@ class AuditDesign:
         if not self.sizes[0] <= size <= self.sizes[-1]:
             raise ValueError(f"the audit covers batch sizes from {self.sizes[0]} to {self.sizes[-1]}")
         if size in self.sizes:
-            place = self.sizes.index(size)
-            return np.array([pair.push[place] / pair.mixture for pair in self.pairs])
-        push: Floats = np.exp(self._log_push(np.log(size)))
-        weights: Floats = push / np.array([pair.mixture for pair in self.pairs])
+            push = self._push[:, self.sizes.index(size)]
+        else:
+            push = np.exp(self._log_push(np.log(size)))
+        weights: Floats = push / self._mixtures
         return weights
+
+    @cached_property
+    def _push(self) -> Floats:
+        return np.array([pair.push for pair in self.pairs])
+
+    @cached_property
+    def _mixtures(self) -> Floats:
+        return np.array([pair.mixture for pair in self.pairs])
 
     @cached_property
     def _log_push(self) -> CubicSpline[np.float64]:
         # A push that underflows (a tiny temperature) has weight 0 wherever it stands.
-        push = np.maximum(np.array([pair.push for pair in self.pairs]), 1e-300)
-        return CubicSpline(np.log(self.sizes), np.log(push), axis=1)
+        return CubicSpline(np.log(self.sizes), np.log(np.maximum(self._push, 1e-300)), axis=1)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""
