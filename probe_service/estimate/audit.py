@@ -91,10 +91,8 @@ class AuditDesign:
         """
         if not self.sizes[0] <= size <= self.sizes[-1]:
             raise ValueError(f"the audit covers batch sizes from {self.sizes[0]} to {self.sizes[-1]}")
-        if size in self.sizes:
-            push = self._push[:, self.sizes.index(size)]
-        else:
-            push = np.exp(self._log_push(np.log(size)))
+        known = size in self.sizes
+        push = self._push[:, self.sizes.index(size)] if known else np.exp(self._log_push(np.log(size)))
         weights: Floats = push / self._mixtures
         return weights
 
