@@ -367,11 +367,21 @@ def _csv_rows(path: Path) -> Iterator[str]:
     table.writeheader()
     with path.open(encoding="utf-8") as lines:
         for line in lines:
-            table.writerow(SimilarPair.model_validate_json(line).model_dump(mode="json"))
+            pair = SimilarPair.model_validate_json(line).model_dump(mode="json")
+            table.writerow({name: _inert(value) for name, value in pair.items()})
             yield buffer.getvalue()
             buffer.seek(0)
             buffer.truncate()
     yield buffer.getvalue()
+
+
+def _inert(value: object) -> object:
+    """Keep a spreadsheet from taking a text of the corpus for a formula: a quote before =, +, −, @, tab or return."""
+    return (
+        f"'{value}"
+        if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
+        else value
+    )
 
 
 def _count_lines(path: Path) -> int:
