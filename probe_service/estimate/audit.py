@@ -40,6 +40,7 @@ IsJudged = Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.bool_]]
 
 MIN_EFFECTIVE_LABELS = 50.0
 """Below this effective sample size no estimate is given (STATISTICS §6)."""
+_FEW_ANSWERS = 15
 _MELDED_DRAWS = 20_000
 _DRAWS_AT_ONCE = 256
 _MOST_ATTEMPTS_PER_PAIR = 10_000
@@ -454,8 +455,15 @@ def judged_between(judged: Mapping[int, JudgedShares], size: int) -> JudgedShare
 def weighted_share_interval(values: Floats, weights: Floats, level: float) -> Interval:
     """Interval for Σ w y / Σ w of independent draws, y ∈ {0, 1}.
 
-    Equal weights: Clopper–Pearson. Else Korn–Graubard (1998): with v the linearised variance of the ratio,
+    Equal weights: Clopper–Pearson. Else Korn and Graubard (1998): with v the linearised variance of the ratio,
     n* = p(1 − p)/v draws (Kish's (Σ w)²/Σ w² where p is 0 or 1), at most L, and Clopper–Pearson for n*·p successes of n*.
+
+    With fewer than `_FEW_ANSWERS` yes, v says little: an audit that happens to see none of a few yes that weigh more than
+    no tells less than its effective size says (coverage fell to .89 with 100 labels). Then the upper limit is at
+    least that of Fay and Feuer (1997), with a Beta law in place of the Gamma: one more yes is imagined, of the
+    largest weight w*. With A = Σ w y + w* and B = Σ w² y + w*², x' = A²/B and n' = (Σ w + w*)·A/B, it is the quantile of
+    Beta(x', n' − x'). With few no the lower limit is, likewise, at most one minus that of 1 − y. All reduce to
+    Clopper–Pearson where weights are equal.
 
     Args:
         values: (L,) 0 or 1.
@@ -466,23 +474,76 @@ def weighted_share_interval(values: Floats, weights: Floats, level: float) -> In
     if np.ptp(weights) <= 1e-9 * weights.max():
         found = clopper_pearson(int(values.sum()), count, level)
         return Interval(found.value, found.low, found.high, "Clopper–Pearson")
-    share, effective = _share_and_effective(values, weights)
+    law = _ShareLaw.of(values, weights, level)
     tail = (1 - level) / 2
-    yes, no = share * effective, (1 - share) * effective
-    low = 0.0 if yes <= 0 else float(stats.beta.ppf(tail, yes, no + 1))
-    high = 1.0 if no <= 0 else float(stats.beta.ppf(1 - tail, yes + 1, no))
-    return Interval(share, low, high, f"Korn–Graubard with {effective:.0f} effective labels")
+    return Interval(
+        law.share,
+        min(_beta_quantile(tail, law.lower), law.share),
+        max(_beta_quantile(1 - tail, law.upper), law.share),
+        law.method,
+    )
 
 
-def _share_and_effective(values: Floats, weights: Floats) -> tuple[float, float]:
-    """Σ w y / Σ w and the Korn–Graubard effective sample size."""
-    count = len(values)
-    total = weights.sum()
-    share = float((weights * values).sum() / total)
-    variance = count / (count - 1) * float((weights**2 * (values - share) ** 2).sum()) / float(total**2)
-    kish = float(total**2 / (weights**2).sum())
-    effective = share * (1 - share) / variance if variance > 0 and 0 < share < 1 else kish
-    return share, min(effective, float(count))
+Beta = tuple[float, float]
+"""Parameters of a Beta law; all its mass is at 0 where the first is 0, and at 1 where the second is."""
+
+
+@dataclass(frozen=True)
+class _ShareLaw:
+    """A weighted share of yes, with the Beta laws whose quantiles are its limits."""
+
+    share: float
+    lower: Beta
+    upper: Beta
+    method: str
+
+    @classmethod
+    def of(cls, values: Floats, weights: Floats, level: float) -> _ShareLaw:
+        count, total = len(values), float(weights.sum())
+        share = float((weights * values).sum()) / total
+        variance = count / (count - 1) * float((weights**2 * (values - share) ** 2).sum()) / total**2
+        kish = total**2 / float((weights**2).sum())
+        effective = share * (1 - share) / variance if variance > 0 and 0 < share < 1 else kish
+        effective = min(effective, float(count))
+        yes, no = share * effective, (1 - share) * effective
+        uppers, lowers = [(yes + 1, no)], [(yes, no + 1)]
+        method = f"Korn–Graubard with {effective:.0f} effective labels"
+        if values.sum() < _FEW_ANSWERS:
+            uppers.append(_with_one_more(values, weights))
+            method += ", upper limit Fay–Feuer"
+        if count - values.sum() < _FEW_ANSWERS:
+            lowers.append(_with_one_more(1.0 - values, weights)[::-1])
+            method += ", lower limit Fay–Feuer"
+        tail = (1 - level) / 2
+        return cls(
+            share,
+            min(lowers, key=lambda law: _beta_quantile(tail, law)),
+            max(uppers, key=lambda law: _beta_quantile(1 - tail, law)),
+            method,
+        )
+
+
+def _with_one_more(values: Floats, weights: Floats) -> Beta:
+    """The upper law of the share once a yes of the largest weight is added (Fay and Feuer)."""
+    largest = float(weights.max())
+    summed = float((weights * values).sum()) + largest
+    squared = float((weights**2 * values).sum()) + largest**2
+    scale = summed / squared
+    return summed * scale, max((float(weights.sum()) + largest - summed) * scale, 0.0)
+
+
+def _beta_quantile(probability: float, law: Beta) -> float:
+    first, second = law
+    if first <= 0 or second <= 1e-12:
+        return 0.0 if first <= 0 else 1.0
+    return float(stats.beta.ppf(probability, first, second))
+
+
+def _beta_draws(rng: np.random.Generator, law: Beta) -> Floats:
+    first, second = law
+    if first <= 0 or second <= 1e-12:
+        return np.full(_MELDED_DRAWS, 0.0 if first <= 0 else 1.0)
+    return rng.beta(first, second, _MELDED_DRAWS)
 
 
 def _scenario(
@@ -538,43 +599,34 @@ def _corrected_share(
     alarm_rate = alarms / checks.others if checks.others else 0.0
     if sensitivity <= alarm_rate:
         return None
-    share, effective = _share_and_effective(values, weights)
-    yes, no = share * effective, (1 - share) * effective
-
-    def upper(successes: float, failures: float) -> Floats:
-        return rng.beta(successes + 1, failures, _MELDED_DRAWS) if failures > 0 else np.ones(_MELDED_DRAWS)
-
-    def lower(successes: float, failures: float) -> Floats:
-        return rng.beta(successes, failures + 1, _MELDED_DRAWS) if successes > 0 else np.zeros(_MELDED_DRAWS)
-
+    law = _ShareLaw.of(values, weights, level)
     misses, passes = checks.duplicates - hits, checks.others - alarms
-    always, never = np.ones(_MELDED_DRAWS), np.zeros(_MELDED_DRAWS)
+    # Without checks of a kind the judge is taken to make no mistake of that kind.
+    sure, none = (1.0, 0.0), (0.0, 1.0)
+
+    def draws(*laws: Beta, chance: float) -> Floats:
+        return _rogan_gladen(*(_beta_draws(rng, law) for law in laws), chance=chance)
+
     tail = (1 - level) / 2
-    low = np.quantile(
-        _rogan_gladen(
-            lower(yes, no),
-            upper(hits, misses) if checks.duplicates else always,
-            upper(alarms, passes) if checks.others else never,
-            chance=0.0,
-        ),
-        tail,
+    lowest = draws(
+        law.lower,
+        (hits + 1, misses) if checks.duplicates else sure,
+        (alarms + 1, passes) if checks.others else none,
+        chance=0.0,
     )
-    high = np.quantile(
-        _rogan_gladen(
-            upper(yes, no),
-            lower(hits, misses) if checks.duplicates else always,
-            lower(alarms, passes) if checks.others else never,
-            chance=1.0,
-        ),
-        1 - tail,
+    highest = draws(
+        law.upper,
+        (hits, misses + 1) if checks.duplicates else sure,
+        (alarms, passes + 1) if checks.others else none,
+        chance=1.0,
     )
-    value = min(max((share - alarm_rate) / (sensitivity - alarm_rate), 0.0), 1.0)
+    value = min(max((law.share - alarm_rate) / (sensitivity - alarm_rate), 0.0), 1.0)
     return Interval(
         value,
-        min(float(low), value),
-        max(float(high), value),
-        f"Korn–Graubard with {effective:.0f} effective labels, corrected for a judge that accepts {hits} of "
-        f"{checks.duplicates} certain duplicates and {alarms} of {checks.others} others (Rogan–Gladen, melded)",
+        min(float(np.quantile(lowest, tail)), value),
+        max(float(np.quantile(highest, 1 - tail)), value),
+        f"{law.method}, corrected for a judge that accepts {hits} of {checks.duplicates} certain duplicates and {alarms} "
+        f"of {checks.others} others (Rogan–Gladen, melded)",
     )
 
 

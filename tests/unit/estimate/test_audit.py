@@ -206,15 +206,30 @@ def binomial_tail(most, trials, probability):
 
 
 def test_korn_graubard_by_hand():
-    values, weights = np.array([1.0, 0.0, 0.0, 1.0]), np.array([1.0, 2.0, 1.0, 1.0])
-    # p = 2/5; v = 4/3 · (1·.36 + 4·.16 + 1·.16 + 1·.36) / 25 = .0810667; n* = .24/v = 2.960526
+    values = np.array([1.0, 0.0, 0.0, 1.0] * 10)
+    weights = np.array([1.0, 2.0, 1.0, 1.0] * 10)
+    # p = 2/5; v = 40/39 · 10 · (1·.36 + 4·.16 + 1·.16 + 1·.36) / 50² = .00623590; n* = .24/v = 38.486842
     found = weighted_share_interval(values, weights, 0.95)
     assert found.value == pytest.approx(0.4)
-    assert "3 effective" in found.method
-    # qbeta(.025, .4·n*, .6·n* + 1) and qbeta(.975, .4·n* + 1, .6·n*), by bisection of the beta integral
-    yes, no = 0.4 * 2.9605263, 0.6 * 2.9605263
+    assert found.method == "Korn–Graubard with 38 effective labels"
+    # qbeta(.025, .4·n*, .6·n* + 1) and qbeta(.975, .4·n* + 1, .6·n*), by the beta integral
+    yes, no = 0.4 * 38.486842, 0.6 * 38.486842
     assert beta_integral(found.low, yes, no + 1) == pytest.approx(0.025, abs=1e-4)
     assert beta_integral(found.high, yes + 1, no) == pytest.approx(0.975, abs=1e-4)
+
+
+def test_few_answers_imagine_one_more_of_the_largest_weight():
+    values, weights = np.zeros(100), np.ones(100)
+    weights[:10] = 4.0
+    # No yes: x' = 1 and n' = (130 + 4)/4 = 33.5, so the limit is 1 − .025^(1/32.5); Kish's 52 would say .069.
+    found = weighted_share_interval(values, weights, 0.95)
+    assert (found.low, found.high) == pytest.approx((0.0, 1 - 0.025 ** (1 / 32.5)))
+    every = weighted_share_interval(1 - values, weights, 0.95)
+    assert (every.low, every.high) == pytest.approx((0.025 ** (1 / 32.5), 1.0))
+    # One yes of weight 4: A = 8, B = 32, so x' = 2 and n' = 134·8/32 = 33.5.
+    values[0] = 1.0
+    one = weighted_share_interval(values, weights, 0.95)
+    assert beta_integral(one.high, 2.0, 31.5) == pytest.approx(0.975, abs=1e-4)
 
 
 def beta_integral(x, a, b, steps=400_000):
