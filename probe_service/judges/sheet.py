@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -197,9 +198,21 @@ def _csv(rows: list[tuple[str | None, ...]]) -> bytes:
     text = io.StringIO(newline="")
     writer = csv.writer(text)
     writer.writerow(_COLUMNS)
-    writer.writerows([["" if value is None else value for value in row] for row in rows])
+    writer.writerows([["" if value is None else _as_cell(value) for value in row] for row in rows])
     # With a mark at its start, spreadsheets read UTF-8 as such.
     return text.getvalue().encode("utf-8-sig", "surrogatepass")
+
+
+_FORMULA = re.compile(r"'*[=+\-@\t\r]")
+"""What a spreadsheet would take for a formula: it would run it, and save its result in place of the text."""
+
+
+def _as_cell(text: str) -> str:
+    return f"'{text}" if _FORMULA.match(text) else text
+
+
+def _from_cell(text: str) -> str:
+    return text[1:] if text.startswith("'") and _FORMULA.match(text) else text
 
 
 def _read_rows(file: Path) -> Iterator[tuple[int, dict[str, str]]]:
@@ -228,7 +241,10 @@ def _csv_rows(text: str) -> Iterator[tuple[int, dict[str, str]]]:
     delimiter = max(",;\t", key=header.count)
     reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter)
     for number, row in enumerate(reader, start=1):
-        yield number, _needed({key: value or "" for key, value in row.items() if isinstance(key, str)})
+        yield (
+            number,
+            _needed({key: _from_cell(value or "") for key, value in row.items() if isinstance(key, str)}),
+        )
 
 
 def _jsonl_rows(text: str) -> Iterator[tuple[int, dict[str, str]]]:

@@ -115,6 +115,17 @@ def test_csv_is_what_a_csv_reader_reads(tmp_path):
     assert rows[1]["a"] == QUESTIONS[1].anchor
 
 
+def test_no_spreadsheet_takes_a_text_for_a_formula(tmp_path):
+    file = tmp_path / "pairs.csv"
+    texts = ["=1+1", "'=1+1", "''@x", "-5 degrees", "'quoted'", "plain"]
+    questions = [Question(f"q{n}", text, None, "b") for n, text in enumerate(texts)]
+    Sheet(file, questions, {}).write()
+    with file.open(encoding="utf-8-sig", newline="") as lines:
+        cells = [row["a"] for row in csv.DictReader(lines)]
+    assert not any(cell[0] in "=+-@\t\r" for cell in cells)
+    assert [question.anchor for question in Sheet.read(file).questions] == texts
+
+
 def test_nothing_but_the_sheet_is_left_behind(file):
     sheet = Sheet(file, QUESTIONS, {})
     sheet.record("q1", Answer.YES, "person")
