@@ -97,6 +97,80 @@ class CorpusOptions(Noun):
     case_fold: bool = Field(False, description="Two texts that differ only in case count as equal.")
 
 
+class SamplerKind(StrEnum):
+    """How rows are put into batches; the name in sentence-transformers is in brackets."""
+
+    RANDOM = "random"
+    """A new random order each epoch, cut into batches (``BATCH_SAMPLER``, the default)."""
+    SEQUENTIAL = "sequential"
+    """File order, cut into batches: the same batches in every epoch (none; a sampler of one's own)."""
+    NO_DUPLICATES = "no_duplicates"
+    """A random order in which a row waits for a later batch if one of its texts stands in this one already
+    (``NO_DUPLICATES`` and ``NO_DUPLICATES_HASHED``)."""
+    GROUPED = "grouped"
+    """Each device's batch from one source (several data sets; `GroupedPolicy` is ``MultiDatasetBatchSamplers``)."""
+
+
+class GroupedPolicy(StrEnum):
+    """Which source the next batch comes from."""
+
+    ROUND_ROBIN = "round_robin"
+    """Each in turn, until one has no further batch."""
+    PROPORTIONAL = "proportional"
+    """At random, each as often as it has batches (sentence-transformers' default)."""
+
+
+class Direction(StrEnum):
+    """What is compared with what; documents are the positives and the hard negatives."""
+
+    QUERY_TO_DOC = "query_to_doc"
+    """Anchor i with every document."""
+    QUERY_TO_QUERY = "query_to_query"
+    """Anchor i with every other anchor."""
+    DOC_TO_QUERY = "doc_to_query"
+    """Positive i with every anchor."""
+    DOC_TO_DOC = "doc_to_doc"
+    """Positive i with every document of another row."""
+
+
+class PartitionMode(StrEnum):
+    """What one softmax runs over."""
+
+    JOINT = "joint"
+    """All directions together."""
+    PER_DIRECTION = "per_direction"
+    """One direction each; the losses are averaged. Only for directions that hold the own pair."""
+
+
+class SamplerOptions(Noun):
+    """How a training run puts rows into batches and which of them its loss compares (docs/samplers.md)."""
+
+    kind: SamplerKind = SamplerKind.RANDOM
+    world_size: int = Field(1, ge=1, le=4096, description="Devices that take a step together.")
+    gather: bool = Field(
+        False,
+        description="Whether the loss gathers all devices' candidates: a batch size N is then the global batch,"
+        " N / world_size rows a device; else N is one device's batch.",
+    )
+    policy: GroupedPolicy = Field(GroupedPolicy.PROPORTIONAL, description="Of `grouped`.")
+    within_source: Literal[SamplerKind.RANDOM, SamplerKind.NO_DUPLICATES] = Field(
+        SamplerKind.RANDOM, description="How `grouped` fills the batches of one source."
+    )
+
+
+class LossOptions(Noun):
+    """Which terms the loss compares, as in sentence-transformers' MultipleNegativesRankingLoss."""
+
+    directions: tuple[Direction, ...] = (Direction.QUERY_TO_DOC,)
+    partition_mode: PartitionMode = PartitionMode.JOINT
+    train_group_size: int | None = Field(
+        None,
+        ge=1,
+        description="Positive and hard negatives of a row together; 1 leaves hard negatives out."
+        " Null: one more than every row has. A row with more brings a random choice, one with fewer repeats its own.",
+    )
+
+
 class ProbeRequest(Noun):
     """What to measure, on an already known corpus."""
 
@@ -115,6 +189,13 @@ class ProbeRequest(Noun):
     top_k: int = Field(DEFAULT_TOP_K, ge=1, le=1000)
     temperature: float = Field(DEFAULT_TEMPERATURE, description="T; sentence-transformers' scale is 1/T.")
     seed: int = Field(0, ge=0, lt=2**63)
+    sampler: SamplerOptions = SamplerOptions()
+    loss: LossOptions = LossOptions()
+    dropout_views: bool = Field(
+        False,
+        description="For sentences: take s_ii⁺ from two passes with dropout, which costs two more encodings."
+        " Without it G, ξ and the effective anchors of sentences are null.",
+    )
     method: Literal["auto", "sampled"] = Field(
         "auto",
         description="auto: figures that all pairs give exactly are exact where the whole corpus is encoded, for N up to"

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from heapq import heapify, heappop, heappush
 from itertools import chain
 from typing import Any, Protocol
@@ -18,13 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from probe_service.errors import RequestError
+from probe_service.schemas import GroupedPolicy, SamplerKind
 
 __all__ = [
     "BatchSampler",
     "Epoch",
-    "GroupedPolicy",
     "Permutations",
-    "SamplerKind",
     "Shortfall",
     "TrainingRows",
     "draw_epoch",
@@ -34,29 +32,6 @@ Rows = NDArray[np.int64]
 
 MAX_RESAMPLE_PASSES = 2
 """Further orders that `no_duplicates` goes through when one leaves too few full batches, as in sentence-transformers."""
-
-
-class SamplerKind(StrEnum):
-    """How rows are put into batches; the name in sentence-transformers is in brackets."""
-
-    RANDOM = "random"
-    """A new random order each epoch, cut into batches (``BATCH_SAMPLER``, the default)."""
-    SEQUENTIAL = "sequential"
-    """File order, cut into batches: the same batches in every epoch (none; a sampler of one's own)."""
-    NO_DUPLICATES = "no_duplicates"
-    """A random order in which a row waits for a later batch if one of its texts stands in this one already
-    (``NO_DUPLICATES`` and ``NO_DUPLICATES_HASHED``)."""
-    GROUPED = "grouped"
-    """Each device's batch from one source (several data sets; `GroupedPolicy` is ``MultiDatasetBatchSamplers``)."""
-
-
-class GroupedPolicy(StrEnum):
-    """Which source the next batch comes from."""
-
-    ROUND_ROBIN = "round_robin"
-    """Each in turn, until one has no further batch."""
-    PROPORTIONAL = "proportional"
-    """At random, each as often as it has batches (sentence-transformers' default)."""
 
 
 @dataclass(frozen=True)

@@ -8,45 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
 import numpy as np
 from numpy.typing import NDArray
 
 from probe_service.errors import CorpusError, RequestError
+from probe_service.schemas import Direction, PartitionMode
 
 __all__ = [
     "Candidates",
-    "Direction",
     "HardNegativeDraw",
-    "PartitionMode",
     "candidates_per_anchor",
     "direction_candidates",
     "draw_hard_negatives",
     "softmax_candidates",
 ]
-
-
-class Direction(StrEnum):
-    """What is compared with what; documents are the positives and the hard negatives."""
-
-    QUERY_TO_DOC = "query_to_doc"
-    """Anchor i with every document."""
-    QUERY_TO_QUERY = "query_to_query"
-    """Anchor i with every other anchor."""
-    DOC_TO_QUERY = "doc_to_query"
-    """Positive i with every anchor."""
-    DOC_TO_DOC = "doc_to_doc"
-    """Positive i with every document of another row."""
-
-
-class PartitionMode(StrEnum):
-    """What one softmax runs over."""
-
-    JOINT = "joint"
-    """All directions together."""
-    PER_DIRECTION = "per_direction"
-    """One direction each; the losses are averaged. Only for directions that hold the own pair."""
 
 
 @dataclass(frozen=True)

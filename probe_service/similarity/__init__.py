@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from probe_service.similarity.batches import (
     BatchMeasurements,
+    FurtherCandidates,
     KnownPairs,
     batch_top_k,
     measure_batches,
@@ -22,6 +23,7 @@ from probe_service.similarity.windows import WindowShares, measure_windows
 __all__ = [
     "BIN_CENTRES",
     "BatchMeasurements",
+    "FurtherCandidates",
     "KnownPairs",
     "RowHistograms",
     "TopPairs",

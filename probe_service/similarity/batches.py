@@ -14,6 +14,7 @@ from probe_service.similarity.pairs import BLOCK_ELEMENTS, row_blocks
 
 __all__ = [
     "BatchMeasurements",
+    "FurtherCandidates",
     "KnownPairs",
     "batch_top_k",
     "measure_batches",
@@ -40,17 +41,53 @@ KnownPairs = Callable[[slice], Coordinates]
 
 
 @dataclass(frozen=True)
+class FurtherCandidates:
+    """Terms of the softmax beside the in-batch candidates: hard negatives, or another direction of the loss.
+
+    Args:
+        left: (b, N, d) float32, what stands for row i in these terms.
+        right: (b, N·r, d) float32; columns i·r … i·r + r − 1 belong to row i.
+        own_count: Whether a row's own columns are terms (its hard negatives), or are left out (its own pair, itself).
+        known: Known false negatives, by column of `right`.
+        certain: Those of the certain tier; None: the same as `known`.
+        inferred: Known and inferred ones; None: the same as `known`.
+        left_unjudged: (b, N) and
+        right_unjudged: (b, N·r) bool: a pair with either is unjudged unless known; None: every pair is judged.
+    """
+
+    left: torch.Tensor
+    right: torch.Tensor
+    own_count: bool
+    known: KnownPairs
+    certain: KnownPairs | None
+    inferred: KnownPairs | None
+    left_unjudged: torch.Tensor | None
+    right_unjudged: torch.Tensor | None
+
+
+@dataclass(frozen=True)
 class BatchMeasurements:
     """One number (or row) for each of b batches; shares are 0–1.
+
+    The similarities (the first five) are those of the in-batch candidates, as in the paper's Figure 1; all else is over all
+    terms of the softmax.
 
     Args:
         top_k: (b, k) the k largest similarities of negative pairs; NaN where there are fewer pairs.
         masked_top_k: (b, k) the same with the known false negatives left out.
         hardest_negative: (b,) mean over anchors of the largest similarity.
         pairs_above: (b, t) negative pairs with similarity ≥ each threshold.
+        any_above: (b, t) 1 where there is such a pair, else 0.
         false_count: (b,) mean over anchors of the number of known false negatives.
+        false_any_share: (b,) share of anchors with at least one known false negative.
         false_share: (b,) mean over anchors of Σ_j w_ij [known], w_ij = softmax of s_ij/T over the negatives.
         certain_share: (b,) the same for the certain tier alone.
+        inferred_share: (b,) the same with the inferred pairs counted too.
+        borrowed_share: (b,) the same with each unjudged pair counted by the borrowed p(s); NaN without such a curve.
+        own_push: (b,) mean over anchors of Σ_j w_ij over their own further candidates (hard negatives) …
+        own_false: (b,) … and over the known false ones among them.
+        further_push: (b,) the same over all further candidates …
+        further_false: (b,) … and the known false ones among them.
         worst_count: (b,) as false_count, with the unjudged pairs of similarity ≥ s₀ counted too.
         worst_any_share: (b,) share of anchors with at least one of those.
         worst_share: (b,) as false_share, with those pairs counted too.
@@ -66,9 +103,17 @@ class BatchMeasurements:
     masked_top_k: Floats
     hardest_negative: Floats
     pairs_above: Floats
+    any_above: Floats
     false_count: Floats
+    false_any_share: Floats
     false_share: Floats
     certain_share: Floats
+    inferred_share: Floats
+    borrowed_share: Floats
+    own_push: Floats
+    own_false: Floats
+    further_push: Floats
+    further_false: Floats
     worst_count: Floats
     worst_any_share: Floats
     worst_share: Floats
@@ -98,7 +143,7 @@ def batch_top_k(anchors: torch.Tensor, candidates: torch.Tensor | None, *, k: in
     """
     best = _TopValues(len(anchors), k)
     right = anchors if candidates is None else candidates
-    for rows in _blocks(anchors):
+    for rows in _blocks(anchors, anchors.shape[1]):
         similarities = anchors[:, rows] @ right.transpose(1, 2)
         _leave_out_own(similarities, rows)
         best.add(similarities, rows, unordered=candidates is None)
@@ -128,6 +173,10 @@ def measure_batches(
     unjudged: torch.Tensor | None,
     worst_case_similarity: float | None,
     checkpoint: Callable[[], None],
+    inferred: KnownPairs | None = None,
+    borrowed: Floats | None = None,
+    own_similarity: torch.Tensor | None = None,
+    further: Sequence[FurtherCandidates] = (),
 ) -> BatchMeasurements:
     """Measure the negatives of a stack of batches in one pass over their similarities.
 
@@ -148,61 +197,86 @@ def measure_batches(
         unjudged: (b, N) bool, rows whose pairs are unjudged unless known; None if every pair is judged.
         worst_case_similarity: s₀; None counts every unjudged pair.
         checkpoint: Called between blocks; may raise to abandon the work.
+        inferred: Known and inferred false negatives; None: the same as `known`.
+        borrowed: (c,) p(s) at c equally spaced similarities from −1 to 1; None: no such curve.
+        own_similarity: (b, N) s_ii⁺ of sentences, from elsewhere; None: that of the given positives, if any.
+        further: Terms of the softmax beside the in-batch candidates.
 
     Returns:
         The measurements of the b batches.
     """
     batches, size, _ = anchors.shape
     right = anchors if candidates is None else candidates
+    columns_in_all = size + sum(block.right.shape[1] for block in further)
     top, masked_top = _TopValues(batches, k), _TopValues(batches, k)
     above = np.zeros((batches, len(thresholds)))
-    columns: dict[str, list[Floats]] = {
-        name: []
-        for name in ("hardest", "false", "certain", "worst", "false_n", "worst_n", "log_mass", "own", "eff")
-    }
-    for rows in _blocks(anchors):
+    found: dict[str, list[Floats]] = {}
+
+    def keep(name: str, value: torch.Tensor) -> None:
+        found.setdefault(name, []).append(_array(value))
+
+    for rows in _blocks(anchors, columns_in_all):
         checkpoint()
-        similarities = anchors[:, rows] @ right.transpose(1, 2)
-        own = _leave_out_own(similarities, rows)
-        maxima = similarities.amax(dim=2)
-        top.add(similarities, rows, unordered=candidates is None)
+        in_batch = anchors[:, rows] @ right.transpose(1, 2)
+        own = _leave_out_own(in_batch, rows)
+        top.add(in_batch, rows, unordered=candidates is None)
+        hardest = in_batch.amax(dim=2)
         for t, threshold in enumerate(thresholds):
-            if float(maxima.max()) >= threshold:
-                above[:, t] += (similarities >= threshold).sum(dim=(1, 2)).numpy()
-        pairs = None if known is None else known(rows)
-        here = None if pairs is None else _Here(pairs, rows)
-        worst = _worst_mask(similarities, rows, unjudged, worst_case_similarity)
-        if here is not None and here.any:
-            masked = similarities.clone()
-            masked[here.index] = -torch.inf
-            masked_top.add(masked, rows, unordered=candidates is None)
-            del masked
+            if float(hardest.max()) >= threshold:
+                above[:, t] += (in_batch >= threshold).sum(dim=(1, 2)).numpy()
+        marked = _Marked(rows, known, certain, inferred, further, size)
+        masked = marked.known.within(size)
+        if masked is not None:
+            without = in_batch.clone()
+            without[masked] = -torch.inf
+            masked_top.add(without, rows, unordered=candidates is None)
+            del without
         else:
-            masked_top.add(similarities, rows, unordered=candidates is None)
+            masked_top.add(in_batch, rows, unordered=candidates is None)
+        similarities, own_columns = _all_terms(in_batch, rows, further)
+        open_pairs = _unjudged_pairs(similarities, rows, unjudged, further)
+        worst = (
+            None
+            if open_pairs is None
+            else open_pairs
+            & (similarities >= (-2.0 if worst_case_similarity is None else worst_case_similarity))
+        )
+        chances = None
+        if borrowed is not None and open_pairs is not None:
+            chances = _chances(similarities, open_pairs, borrowed)
+        maxima = similarities.amax(dim=2)
         weights = similarities.sub_(maxima[:, :, None]).div_(temperature).exp_()
         mass = weights.sum(dim=2, dtype=torch.float64)
-        false_mass, false_n = _sum_known(weights, here)
-        columns["hardest"].append(_array(maxima.clamp(max=1.0)))
-        columns["log_mass"].append(_array(maxima.double() / temperature + mass.log()))
-        columns["own"].append(_array(own))
-        columns["false"].append(_array(false_mass / mass))
-        columns["false_n"].append(_array(false_n))
-        if certain is None:
-            columns["certain"].append(columns["false"][-1])
-        else:
-            columns["certain"].append(_array(_sum_known(weights, _Here(certain(rows), rows))[0] / mass))
+        false_mass, false_n = marked.known.sums(weights)
+        keep("hardest", hardest.clamp(max=1.0))
+        keep("log_mass", maxima.double() / temperature + mass.log())
+        keep("own", own if own_similarity is None else own_similarity[:, rows])
+        keep("false", false_mass / mass)
+        keep("false_n", false_n)
+        keep("certain", marked.certain.sums(weights)[0] / mass)
+        keep("inferred", marked.inferred.sums(weights)[0] / mass)
+        if further:
+            keep("further_push", weights[:, :, size:].sum(dim=2, dtype=torch.float64) / mass)
+            keep("own_push", (weights * own_columns).sum(dim=2, dtype=torch.float64) / mass)
+            keep("further_false", marked.known.beyond(size).sums(weights)[0] / mass)
+            keep("own_false", marked.known.where(own_columns).sums(weights)[0] / mass)
         if worst is None:
-            columns["worst"].append(columns["false"][-1])
-            columns["worst_n"].append(columns["false_n"][-1])
+            found.setdefault("worst", []).append(found["false"][-1])
+            found.setdefault("worst_n", []).append(found["false_n"][-1])
         else:
-            if here is not None and here.any:
-                worst[here.index] = True
-            columns["worst_n"].append(_array(worst.sum(dim=2)))
-            columns["worst"].append(_array((weights * worst).sum(dim=2, dtype=torch.float64) / mass))
-        columns["eff"].append(_array(mass**2 / weights.square_().sum(dim=2, dtype=torch.float64)))
-    row = {name: np.concatenate(parts, axis=1) for name, parts in columns.items()}
+            if marked.known.any:
+                worst[marked.known.index] = True
+            keep("worst_n", worst.sum(dim=2))
+            keep("worst", (weights * worst).sum(dim=2, dtype=torch.float64) / mass)
+        if chances is not None:
+            if marked.known.any:
+                chances[marked.known.index] = 1.0
+            keep("borrowed", (weights * chances).sum(dim=2, dtype=torch.float64) / mass)
+        keep("eff", mass**2 / weights.square_().sum(dim=2, dtype=torch.float64))
+    row = {name: np.concatenate(parts, axis=1) for name, parts in found.items()}
     if candidates is None:
         above /= 2  # each unordered pair was seen from both its rows
+    if candidates is None and own_similarity is None:
         weight = np.full((batches, size), np.nan)
         log_xi = np.empty((batches, 0))
     else:
@@ -211,17 +285,32 @@ def measure_batches(
     total = weight.sum(axis=1)
     with np.errstate(invalid="ignore", divide="ignore"):
         effective = total**2 / (size * (weight**2).sum(axis=1))
+
+    def mean_share(name: str, missing: float = 0.0) -> Floats:
+        if name not in row:
+            return np.full(batches, missing)
+        mean: Floats = np.clip(row[name], 0.0, 1.0).mean(axis=1)
+        return mean
+
     return BatchMeasurements(
         top_k=top.values(),
         masked_top_k=masked_top.values(),
         hardest_negative=row["hardest"].mean(axis=1),
         pairs_above=above,
+        any_above=(above > 0).astype(np.float64),
         false_count=row["false_n"].mean(axis=1),
-        false_share=np.clip(row["false"], 0.0, 1.0).mean(axis=1),
-        certain_share=np.clip(row["certain"], 0.0, 1.0).mean(axis=1),
+        false_any_share=(row["false_n"] > 0).mean(axis=1),
+        false_share=mean_share("false"),
+        certain_share=mean_share("certain"),
+        inferred_share=mean_share("inferred"),
+        borrowed_share=mean_share("borrowed", np.nan),
+        own_push=mean_share("own_push"),
+        own_false=mean_share("own_false"),
+        further_push=mean_share("further_push"),
+        further_false=mean_share("further_false"),
         worst_count=row["worst_n"].mean(axis=1),
         worst_any_share=(row["worst_n"] > 0).mean(axis=1),
-        worst_share=np.clip(row["worst"], 0.0, 1.0).mean(axis=1),
+        worst_share=mean_share("worst"),
         update_weight=total,
         false_update=(weight * np.clip(row["false"], 0.0, 1.0)).sum(axis=1),
         worst_update=(weight * np.clip(row["worst"], 0.0, 1.0)).sum(axis=1),
@@ -231,20 +320,21 @@ def measure_batches(
     )
 
 
-def stack_size(size: int) -> int:
-    """How many batches of `size` rows fit one block."""
-    return max(1, min(BLOCK_ELEMENTS // 4 // (size * size), 16_384 // size))
+def stack_size(size: int, candidates_per_row: int = 1) -> int:
+    """How many batches of `size` rows fit one block, each row bringing so many candidates."""
+    columns = size * candidates_per_row
+    return max(1, min(BLOCK_ELEMENTS // 4 // (size * columns), 16_384 // columns))
 
 
-def _blocks(anchors: torch.Tensor) -> list[slice]:
+def _blocks(anchors: torch.Tensor, columns: int) -> list[slice]:
     batches, size, _ = anchors.shape
     if batches > 1:
-        if batches * size * size > BLOCK_ELEMENTS:
+        if batches * size * columns > BLOCK_ELEMENTS:
             raise ValueError(
                 f"{batches} batches of {size} rows do not fit one block; measure fewer at a time"
             )
         return [slice(0, size)]
-    return list(row_blocks(size, size))
+    return list(row_blocks(size, columns))
 
 
 def _leave_out_own(similarities: torch.Tensor, rows: slice) -> torch.Tensor:
@@ -285,39 +375,130 @@ class _TopValues:
 
 
 class _Here:
-    """Known pairs as an index into a block of similarities."""
+    """Marked pairs as an index into a block of similarities."""
 
-    def __init__(self, pairs: Coordinates, rows: slice) -> None:
-        self.index = (
-            torch.from_numpy(pairs.batch),
-            torch.from_numpy(pairs.anchor - rows.start),
-            torch.from_numpy(pairs.candidate),
+    def __init__(self, index: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> None:
+        self.index = index
+        self.any = len(index[0]) > 0
+
+    @classmethod
+    def join(cls, pairs: Sequence[tuple[Coordinates, int]], rows: slice) -> _Here:
+        """Pairs of several blocks of columns, each with its first column."""
+        return cls(
+            (
+                torch.from_numpy(np.concatenate([found.batch for found, _ in pairs])),
+                torch.from_numpy(np.concatenate([found.anchor for found, _ in pairs]) - rows.start),
+                torch.from_numpy(np.concatenate([found.candidate + first for found, first in pairs])),
+            )
         )
-        self.any = len(pairs.batch) > 0
+
+    def within(self, columns: int) -> tuple[torch.Tensor, ...] | None:
+        """The index of the pairs in the first columns; None if there are none."""
+        here = self.index[2] < columns
+        return tuple(part[here] for part in self.index) if bool(here.any()) else None
+
+    def beyond(self, columns: int) -> _Here:
+        """The pairs behind the first columns."""
+        here = self.index[2] >= columns
+        return _Here((self.index[0][here], self.index[1][here], self.index[2][here]))
+
+    def where(self, mask: torch.Tensor) -> _Here:
+        """The pairs at places (row, column) of the mask."""
+        here = mask[self.index[1:]]
+        return _Here((self.index[0][here], self.index[1][here], self.index[2][here]))
+
+    def sums(self, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Sum of the weights of the pairs, and their number, for each row."""
+        batches, rows, _ = weights.shape
+        mass = torch.zeros(batches * rows, dtype=torch.float64)
+        count = torch.zeros(batches * rows, dtype=torch.float64)
+        if self.any:
+            flat = self.index[0] * rows + self.index[1]
+            mass.index_add_(0, flat, weights[self.index].double())
+            count.index_add_(0, flat, torch.ones(len(flat), dtype=torch.float64))
+        return mass.view(batches, rows), count.view(batches, rows)
 
 
-def _sum_known(weights: torch.Tensor, here: _Here | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sum of the weights of the known pairs, and their number, for each row."""
-    batches, rows, _ = weights.shape
-    mass = torch.zeros(batches * rows, dtype=torch.float64)
-    count = torch.zeros(batches * rows, dtype=torch.float64)
-    if here is not None and here.any:
-        flat = here.index[0] * rows + here.index[1]
-        mass.index_add_(0, flat, weights[here.index].double())
-        count.index_add_(0, flat, torch.ones(len(flat), dtype=torch.float64))
-    return mass.view(batches, rows), count.view(batches, rows)
+class _Marked:
+    """The pairs of each tier among the terms of some rows."""
+
+    def __init__(
+        self,
+        rows: slice,
+        known: KnownPairs | None,
+        certain: KnownPairs | None,
+        inferred: KnownPairs | None,
+        further: Sequence[FurtherCandidates],
+        size: int,
+    ) -> None:
+        firsts = np.cumsum([size, *(block.right.shape[1] for block in further)]).tolist()
+
+        def join(first: KnownPairs | None, others: list[KnownPairs]) -> _Here:
+            found = [] if first is None else [(first(rows), 0)]
+            found += [(other(rows), begin) for other, begin in zip(others, firsts, strict=False)]
+            if not found:
+                empty = torch.empty(0, dtype=torch.int64)
+                return _Here((empty, empty, empty))
+            return _Here.join(found, rows)
+
+        self.known = join(known, [block.known for block in further])
+        self.certain = self.inferred = self.known
+        if certain is not None or any(block.certain is not None for block in further):
+            self.certain = join(certain or known, [block.certain or block.known for block in further])
+        if inferred is not None or any(block.inferred is not None for block in further):
+            self.inferred = join(inferred or known, [block.inferred or block.known for block in further])
 
 
-def _worst_mask(
-    similarities: torch.Tensor, rows: slice, unjudged: torch.Tensor | None, floor: float | None
+def _all_terms(
+    in_batch: torch.Tensor, rows: slice, further: Sequence[FurtherCandidates]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Similarities of all terms, (b, rows, columns), and where a row's own further candidates stand, (rows, columns)."""
+    size = in_batch.shape[2]
+    if not further:
+        return in_batch, torch.zeros(1, dtype=torch.bool)
+    parts = [in_batch]
+    own_parts = [torch.zeros((rows.stop - rows.start, size), dtype=torch.bool)]
+    row = torch.arange(rows.start, rows.stop)
+    for block in further:
+        similarities = block.left[:, rows] @ block.right.transpose(1, 2)
+        owner = torch.arange(block.right.shape[1]) // (block.right.shape[1] // size)
+        own = owner[None, :] == row[:, None]
+        if not block.own_count:
+            similarities.masked_fill_(own, -torch.inf)
+            own = torch.zeros_like(own)
+        parts.append(similarities)
+        own_parts.append(own)
+    return torch.cat(parts, dim=2), torch.cat(own_parts, dim=1)
+
+
+def _unjudged_pairs(
+    similarities: torch.Tensor,
+    rows: slice,
+    unjudged: torch.Tensor | None,
+    further: Sequence[FurtherCandidates],
 ) -> torch.Tensor | None:
-    """Unjudged pairs that the worst case counts; None if every pair is judged."""
-    if unjudged is None:
+    """Terms about which nothing is known unless they are marked, (b, rows, columns); None if every pair is judged."""
+    if unjudged is None and all(block.right_unjudged is None for block in further):
         return None
-    mask = similarities >= (-2.0 if floor is None else floor)
-    if not bool(unjudged.all()):
-        mask &= unjudged[:, rows, None] | unjudged[:, None, :]
-    return mask
+    batches, count, _ = similarities.shape
+    size = similarities.shape[2] - sum(block.right.shape[1] for block in further)
+    sides = [(unjudged, unjudged, size)]
+    sides += [(block.left_unjudged, block.right_unjudged, block.right.shape[1]) for block in further]
+    parts = []
+    for left, right, columns in sides:
+        if left is None or right is None:
+            parts.append(torch.zeros((batches, count, columns), dtype=torch.bool))
+        else:
+            parts.append(left[:, rows, None] | right[:, None, :])
+    # What is left out of the softmax is no pair.
+    return torch.cat(parts, dim=2) & (similarities > -torch.inf)
+
+
+def _chances(similarities: torch.Tensor, open_pairs: torch.Tensor, borrowed: Floats) -> torch.Tensor:
+    """p(s) of the unjudged pairs, 0 elsewhere."""
+    table = torch.from_numpy(borrowed).float()
+    place = similarities.clamp(-1.0, 1.0).add(1.0).mul_((len(table) - 1) / 2).round_().to(torch.int64)
+    return table[place] * open_pairs
 
 
 def _array(tensor: torch.Tensor) -> Floats:

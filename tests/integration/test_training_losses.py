@@ -13,11 +13,10 @@ import pytest
 import torch
 
 from probe_service.corpus.candidates import (
-    Direction,
-    PartitionMode,
     candidates_per_anchor,
     softmax_candidates,
 )
+from probe_service.schemas import Direction, PartitionMode
 
 pytest.importorskip("sentence_transformers")
 

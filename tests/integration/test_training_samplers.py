@@ -13,11 +13,10 @@ from torch.utils.data import ConcatDataset, RandomSampler, SequentialSampler
 
 from probe_service.corpus.batching import (
     BatchSampler,
-    GroupedPolicy,
-    SamplerKind,
     TrainingRows,
     draw_epoch,
 )
+from probe_service.schemas import GroupedPolicy, SamplerKind
 
 datasets = pytest.importorskip("datasets")
 theirs = pytest.importorskip("sentence_transformers.base.sampler")

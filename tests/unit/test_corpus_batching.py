@@ -9,12 +9,11 @@ from hypothesis import strategies as st
 
 from probe_service.corpus.batching import (
     BatchSampler,
-    GroupedPolicy,
-    SamplerKind,
     TrainingRows,
     draw_epoch,
 )
 from probe_service.errors import RequestError
+from probe_service.schemas import GroupedPolicy, SamplerKind
 
 
 class FileOrder:

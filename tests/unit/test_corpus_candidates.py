@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 
 from probe_service.corpus.candidates import (
-    Direction,
-    PartitionMode,
     candidates_per_anchor,
     draw_hard_negatives,
     softmax_candidates,
 )
 from probe_service.errors import CorpusError, RequestError
+from probe_service.schemas import Direction, PartitionMode
 
 ALL = tuple(Direction)
 
