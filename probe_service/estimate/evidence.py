@@ -1,21 +1,28 @@
-"""What is known about which pairs are false negatives: certain (equal texts) and labelled (groups).
+"""What is known about which pairs are false negatives: certain (equal texts), labelled (groups), inferred (chains).
 
 A pair (anchor i, candidate j ≠ i) is a *known* false negative if the candidate's text equals the anchor's, or equals
 a positive that is listed for an anchor with the same text, or if both rows are in one group. It is *judged* if it is
 known or if both rows have a group. "Unjudged" is never "not".
+
+It is *inferred* to be one if it is not judged and a chain of known links leads from the one row to the other: each row
+links its anchor's text to its positive's, and a group links its rows. Chains run away, since "means the same" does not
+carry over without end; so they are kept apart, and `ChainInfo` says how far they reach.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
 
-__all__ = ["BatchPairs", "Evidence"]
+__all__ = ["BatchPairs", "ChainInfo", "Evidence"]
 
 UNJUDGED = -1
+_LISTED_ROWS = 1000
 
 
 @dataclass(frozen=True)
@@ -34,6 +41,23 @@ class BatchPairs:
 
 
 @dataclass(frozen=True)
+class ChainInfo:
+    """How far chains of known links reach.
+
+    Args:
+        components: Sets of at least two rows that chains join.
+        largest_component_rows: Rows of the largest such set, by its first row where several are; 0 if there is none.
+        added_ordered_pairs: Pairs (anchor, candidate) that are inferred: joined, and not judged.
+        largest_component_row_positions: Rows of the largest set, ascending, the first 1000 of them.
+    """
+
+    components: int
+    largest_component_rows: int
+    added_ordered_pairs: int
+    largest_component_row_positions: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Evidence:
     """Which of m rows are known to mean the same.
 
@@ -43,6 +67,8 @@ class Evidence:
         accepted_start: (t + 1,) int64; accepted texts of anchor text t are `accepted[accepted_start[t]:…[t + 1]]`.
         accepted: Candidate texts that an anchor text accepts: itself and its listed positives.
         group: (m,) int64, number of each row's group, or `UNJUDGED`; None where there are no groups.
+        component: (m,) int64, number of the set of rows that chains join each row to; its unjudged pairs then count as
+            known. None unless inferred.
     """
 
     anchor_text: NDArray[np.int64] | None
@@ -50,6 +76,7 @@ class Evidence:
     accepted_start: NDArray[np.int64] | None
     accepted: NDArray[np.int64] | None
     group: NDArray[np.int64] | None
+    component: NDArray[np.int64] | None = None
 
     @classmethod
     def from_keys(
@@ -101,11 +128,64 @@ class Evidence:
             self.accepted_start,
             self.accepted,
             take(self.group),
+            take(self.component),
         )
 
     def texts_only(self) -> Evidence:
         """The certain tier alone: without groups."""
         return Evidence(self.anchor_text, self.candidate_text, self.accepted_start, self.accepted, None)
+
+    def inferred(self) -> Evidence | None:
+        """This evidence with the inferred pairs among the known ones; None where chains add no pair.
+
+        Rows, texts and groups are nodes. A row is joined to its anchor's text and to its group, and a text to those that
+        it accepts, the row's positive among them. Candidate j counts as a false negative of anchor i if the positive of j
+        and the anchor of i hang together, unless the rows were judged different: by a group each, and not the same one.
+        """
+        chained = self._chained()
+        return chained if chained._added_pairs() else None
+
+    def chain_info(self) -> ChainInfo:
+        """How far chains reach among these rows, whether or not their pairs are among the known ones."""
+        chained = self._chained()
+        assert chained.component is not None
+        component, sizes = chained.component, np.bincount(chained.component)
+        largest = component[:0]
+        if (sizes > 1).any():
+            largest = np.flatnonzero(component == component[np.argmax(sizes[component])])
+        return ChainInfo(
+            components=int((sizes > 1).sum()),
+            largest_component_rows=len(largest),
+            added_ordered_pairs=chained._added_pairs(),
+            largest_component_row_positions=tuple(largest[:_LISTED_ROWS].tolist()),
+        )
+
+    def _chained(self) -> Evidence:
+        """This evidence with `component`."""
+        if self.component is not None:
+            return self
+        row = np.arange(self._rows)
+        joined, to, nodes = [row], [row], self._rows
+        if self.anchor_text is not None:
+            assert self.accepted_start is not None
+            assert self.accepted is not None
+            texts = len(self.accepted_start) - 1
+            joined += [row, nodes + np.repeat(np.arange(texts), np.diff(self.accepted_start))]
+            to += [nodes + self.anchor_text, nodes + self.accepted]
+            nodes += texts
+        if self.group is not None:
+            judged = self.group != UNJUDGED
+            joined.append(row[judged])
+            to.append(nodes + self.group[judged])
+            nodes += int(self.group.max(initial=UNJUDGED)) + 1
+        ends = np.concatenate(joined), np.concatenate(to)
+        links = coo_array((np.ones(len(ends[0]), dtype=np.int8), ends), shape=(nodes, nodes))
+        _, component = connected_components(links, directed=False)
+        return replace(self, component=component[: self._rows].astype(np.int64))
+
+    def _added_pairs(self) -> int:
+        known = replace(self, component=None).false_negative_counts()
+        return int(self.false_negative_counts().sum() - known.sum())
 
     @property
     def unjudged_rows(self) -> NDArray[np.bool_] | None:
@@ -117,7 +197,7 @@ class Evidence:
         return unjudged if unjudged.any() else None
 
     def known_pairs(self, rows: NDArray[np.int64], block: slice | None = None) -> BatchPairs:
-        """Known false negatives among drawn rows.
+        """Known false negatives among drawn rows; with `component`, also the inferred ones.
 
         Args:
             rows: (b, N) int64, the rows of b batches.
@@ -143,6 +223,8 @@ class Evidence:
                     self.group[rows],
                 )
             )
+        if self.component is not None:
+            found.append(self._chain_matches(anchors, rows, position))
         if not found:
             empty = np.empty(0, dtype=np.int64)
             return BatchPairs(empty, empty, empty)
@@ -167,9 +249,25 @@ class Evidence:
             batch[which], self.accepted[entry], position.ravel()[which], self.candidate_text[rows]
         )
 
+    def _chain_matches(
+        self, anchors: NDArray[np.int64], rows: NDArray[np.int64], position: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        assert self.component is not None
+        batch = np.broadcast_to(np.arange(len(rows))[:, None], anchors.shape).ravel()
+        flat = _matches(batch, self.component[anchors].ravel(), position.ravel(), self.component[rows])
+        if self.group is None:
+            return flat
+        at, candidate = np.divmod(flat, rows.shape[1])
+        group = self.group[rows]
+        unjudged = (group.ravel()[at] == UNJUDGED) | (group[at // rows.shape[1], candidate] == UNJUDGED)
+        matches: NDArray[np.int64] = flat[unjudged]
+        return matches
+
     def false_negative_counts(self) -> NDArray[np.int64]:
-        """(m,) known false negatives of each anchor among all other candidates."""
-        rows = len(self.anchor_text) if self.anchor_text is not None else len(self._groups())
+        """(m,) known false negatives of each anchor among all other candidates; with `component`, also the inferred ones."""
+        if self.component is not None:
+            return self._joined_counts(self.component)
+        rows = self._rows
         counts = np.zeros(rows, dtype=np.int64)
         if self.anchor_text is not None:
             assert self.candidate_text is not None
@@ -205,6 +303,17 @@ class Evidence:
             own |= self.group != UNJUDGED
         return counts - own
 
+    def _joined_counts(self, component: NDArray[np.int64]) -> NDArray[np.int64]:
+        """All other rows of the component; of those that were judged, only the known ones."""
+        sizes = np.bincount(component)
+        counts: NDArray[np.int64] = sizes[component] - 1
+        if self.group is not None:
+            judged = np.flatnonzero(self.group != UNJUDGED)
+            judged_sizes = np.bincount(component[judged], minlength=len(sizes))
+            known = replace(self, component=None).subset(judged).false_negative_counts()
+            counts[judged] += known - (judged_sizes[component[judged]] - 1)
+        return counts
+
     def unjudged_pair_share(self) -> float:
         """Share of ordered pairs (i, j ≠ i) about which nothing is known, 0–1."""
         known = self.false_negative_counts()
@@ -216,17 +325,9 @@ class Evidence:
             return float((total - known.sum()) / total)
         judged_rows = int((self.group != UNJUDGED).sum())
         judged = judged_rows * (judged_rows - 1)
-        # Known pairs that touch a row without group are judged by their texts.
-        outside = self.known_outside_groups()
-        return float((total - judged - outside) / total)
-
-    def known_outside_groups(self) -> int:
-        """Ordered pairs known by their texts of which at least one row has no group."""
-        if self.group is None or self.anchor_text is None:
-            return 0
-        whole = int(self.texts_only().false_negative_counts().sum())
-        inside = self.texts_only().subset(np.flatnonzero(self.group != UNJUDGED))
-        return whole - int(inside.false_negative_counts().sum())
+        # Known pairs that touch a row without group are known by their texts, or inferred.
+        inside = self.subset(np.flatnonzero(self.group != UNJUDGED)).false_negative_counts()
+        return float((total - judged - (known.sum() - inside.sum())) / total)
 
     def contradictions(self) -> int:
         """Ordered pairs that the texts accept although both rows have a group, and not the same one."""
@@ -238,8 +339,10 @@ class Evidence:
         groups = Evidence(None, None, None, None, inside.group)
         return union - int(groups.false_negative_counts().sum())
 
-    def _groups(self) -> NDArray[np.int64]:
-        return self.group if self.group is not None else np.empty(0, dtype=np.int64)
+    @property
+    def _rows(self) -> int:
+        column = self.anchor_text if self.anchor_text is not None else self.group
+        return 0 if column is None else len(column)
 
 
 def _expand(first: NDArray[np.int64], last: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
