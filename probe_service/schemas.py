@@ -648,17 +648,19 @@ class JobState(StrEnum):
 
 
 class Phase(StrEnum):
-    """What a probe is doing."""
+    """What a job is doing."""
 
     READING = "reading"
     LOADING = "loading"
     ENCODING = "encoding"
     MEASURING = "measuring"
     ADVISING = "advising"
+    DRAWING = "drawing"
+    """Pairs of an audit."""
 
 
 class Progress(Noun):
-    """How far a probe is."""
+    """How far a job is."""
 
     phase: Phase
     fraction: Share = Field(description="Of the whole job; an estimate.")
@@ -758,3 +760,69 @@ class ProbeSubmission(Noun):
         if sum(given is not None for given in (self.rows, self.corpus_id, self.hf)) != 1:
             raise ValueError("give exactly one of rows, corpus_id and hf")
         return self
+
+
+# -------------------------------------------------------------------------------------------- the audit over HTTP
+
+JudgeName = Annotated[str, Field(min_length=1, max_length=200)]
+
+
+class AuditRequest(Noun):
+    """Body of ``POST /v1/probes/{id}/audit``: how much is asked."""
+
+    labels: int = Field(200, ge=2, le=5000, description="L, pairs to draw.")
+    checks: int = Field(20, ge=0, le=500, description="Hidden checks of each kind, which measure the judge.")
+    judge: JudgeName = Field(
+        "person", description="Whose earlier answers to pairs of the same texts are used again."
+    )
+
+
+class AuditCounts(Noun):
+    """How far the labelling is; hidden checks and questions asked twice are counted like all others."""
+
+    questions: int
+    answered: int
+    open: int
+
+
+class AuditJob(Noun):
+    """The audit of a probe as the API shows it."""
+
+    id: str = Field(description="That of the probe, which has one audit at most.")
+    state: JobState = Field(description="Of the drawing; labels are taken once it has succeeded.")
+    created_at: str
+    updated_at: str
+    request: AuditRequest
+    progress: Progress | None
+    attempts: int = Field(description="Times that a worker has begun it.")
+    error: ProblemDetail | None
+    counts: AuditCounts | None = Field(description="null until the pairs are drawn.")
+    links: dict[str, str]
+
+
+class AuditQuestion(Noun):
+    """Would `candidate` be accepted as a positive for `anchor`? Blind: a check looks like all others."""
+
+    id: str
+    number: int = Field(description="Place in the sheet, from 1; the order is random.")
+    anchor: str
+    positive: str | None = Field(description="The known positive of the anchor; null for sentences.")
+    candidate: str
+    answer: Literal["yes", "no", "unsure"] | None
+    judge: str | None = Field(description="Who gave the answer.")
+
+
+class AuditQuestionPage(Noun):
+    """Some questions of an audit, in the order of the sheet."""
+
+    questions: list[AuditQuestion]
+    counts: AuditCounts
+    next_offset: int | None = Field(description="Places of the sheet to skip for the questions after these.")
+
+
+class AuditAnswer(Noun):
+    """One entry of the list in ``POST …/audit/labels``."""
+
+    id: str = Field(description="Of the question.")
+    answer: Literal["yes", "no", "unsure"]
+    judge: JudgeName = "person"
