@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -16,6 +16,8 @@ BLOCK_ELEMENTS = 4_000_000
 """Similarities held at once: 16 MB in float32."""
 
 _RESCORE_ROWS = 8_192
+_SPARE_PAIRS = 8_192
+"""Pairs held beyond twice the k that are asked for, before the hopeless ones are dropped."""
 
 OnBlock = Callable[[int, int], None]
 
@@ -51,9 +53,9 @@ def top_pairs(
         pairs = [(-s[i, j], i, j) for i, j in (i < j if candidates is None else i != j)]
         sorted(pairs)[:k]
 
-    The blocked implementation never allocates the N×N matrix: its memory is one block of `BLOCK_ELEMENTS`. It screens
-    with float32 products, keeps every pair within the proven rounding error of the k-th best, and rescores those in
-    float64, so that its answer, ties included, is that of the naive one.
+    The blocked implementation never allocates the N×N matrix: its memory is one block of `BLOCK_ELEMENTS` and about
+    twice the k pairs. It screens with float32 products, keeps every pair within the proven rounding error of the k-th
+    best, and rescores those in float64, so that its answer, ties included, is that of the naive one. k may be millions.
 
     Args:
         anchors: (N, d) float32, rows of unit length.
@@ -143,7 +145,7 @@ def _blocked_unordered(vectors: NDArray[np.float32], k: int, on_block: OnBlock |
         best.add(similarities, rows.start, rows.start)
         if on_block is not None:
             on_block(rows.stop, len(vectors))
-    return best.pairs
+    return best.pairs()
 
 
 def _blocked_ordered(
@@ -166,19 +168,23 @@ def _blocked_ordered(
         best.add(similarities, rows.start, 0)
         if on_block is not None:
             on_block(rows.stop, len(anchors))
-    return best.pairs
+    return best.pairs()
 
 
 class _Best:
-    """The k best pairs of the blocks seen so far."""
+    """The k best pairs of the blocks seen so far, screened in float32; scored exactly only at the end."""
 
     def __init__(self, left: NDArray[np.float32], right: NDArray[np.float32], k: int) -> None:
         self._left, self._right, self._k = left, right, k
         longest = [float(np.linalg.norm(side, axis=1).max(initial=0.0)) for side in (left, right)]
         # |fl(x·y) − x·y| ≤ γ_d ‖x‖‖y‖ (Higham 2002, §3.1): for the screened pair and for the k-th best alike.
-        self._margin = 2.0 * (left.shape[1] + 2) * 2.0**-24 * longest[0] * longest[1] * 1.01
+        self._margin: float = 2.0 * (left.shape[1] + 2) * 2.0**-24 * longest[0] * longest[1] * 1.01
         self._row_maxima = torch.empty(0)
-        self.pairs = TopPairs(np.empty(0), np.empty(0, np.int64), np.empty(0, np.int64))
+        self._floor = -3.0  # below every cosine and above the −inf of pairs that are no negatives
+        self._held = [
+            _Screened(torch.empty(0), torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int64))
+        ]
+        self._room = 2 * k + _SPARE_PAIRS
 
     def add(self, similarities: torch.Tensor, first_row: int, first_column: int) -> None:
         """Take in a block; pairs that are no negatives hold −inf."""
@@ -186,13 +192,50 @@ class _Best:
         # The k-th largest of all rows' maxima is a lower bound of the k-th best pair.
         self._row_maxima = torch.cat([self._row_maxima, maxima])
         self._row_maxima = self._row_maxima.topk(min(self._k, len(self._row_maxima))).values
-        floor = float(self._row_maxima[-1]) if len(self._row_maxima) == self._k else -torch.inf
-        if len(self.pairs.similarity) == self._k:
-            floor = max(floor, float(self.pairs.similarity[-1]))
-        threshold = max(floor - self._margin, -3.0)  # −3 is below every cosine and above −inf
-        open_rows = torch.nonzero(maxima >= threshold).ravel()
-        row, column = torch.nonzero(similarities[open_rows] >= threshold, as_tuple=True)
-        if len(row):
-            i = np.concatenate([self.pairs.anchor, (open_rows[row] + first_row).numpy()])
-            j = np.concatenate([self.pairs.candidate, (column + first_column).numpy()])
-            self.pairs = _best(self._left, self._right, i, j, self._k)
+        if len(self._row_maxima) == self._k:
+            self._floor = max(self._floor, float(self._row_maxima[-1]))
+        open_rows = torch.nonzero(maxima >= self._threshold).ravel()
+        block = similarities[open_rows]
+        row, column = torch.nonzero(block >= self._threshold, as_tuple=True)
+        self._held.append(_Screened(block[row, column], open_rows[row] + first_row, column + first_column))
+        if sum(len(part.value) for part in self._held) > self._room:
+            self._drop_hopeless()
+
+    def pairs(self) -> TopPairs:
+        """Score what is held in float64 and return the k best."""
+        self._drop_hopeless()
+        return self._scored()
+
+    @property
+    def _threshold(self) -> float:
+        return max(self._floor - self._margin, -3.0)
+
+    def _drop_hopeless(self) -> None:
+        """Keep the pairs within the rounding error of the k-th best; where too many tie, the k best of them."""
+        held = _Screened(*(torch.cat(column) for column in zip(*self._held, strict=True)))
+        if len(held.value) > self._k:
+            self._floor = max(self._floor, float(held.value.topk(self._k, sorted=False).values.min()))
+            near = held.value >= self._threshold
+            held = _Screened(*(column[near] for column in held))
+        self._held = [held]
+        if len(held.value) > self._room:
+            best = self._scored()
+            self._held = [
+                _Screened(
+                    torch.from_numpy(best.similarity).float(),
+                    torch.from_numpy(best.anchor),
+                    torch.from_numpy(best.candidate),
+                )
+            ]
+
+    def _scored(self) -> TopPairs:
+        (held,) = self._held
+        return _best(self._left, self._right, held.row.numpy(), held.column.numpy(), self._k)
+
+
+class _Screened(NamedTuple):
+    """Pairs with their float32 similarities."""
+
+    value: torch.Tensor
+    row: torch.Tensor
+    column: torch.Tensor

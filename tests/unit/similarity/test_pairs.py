@@ -24,19 +24,21 @@ def expected(anchors, candidates, k):
     distinct=st.integers(1, 24),
     ordered=st.booleans(),
     block=st.sampled_from([1, 7, 64, 4_000_000]),
+    spare=st.sampled_from([0, 8_192]),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_same_pairs_as_brute_force_in_float64(n, d, k, distinct, ordered, block, seed):
+def test_same_pairs_as_brute_force_in_float64(n, d, k, distinct, ordered, block, spare, seed):
     rng = np.random.default_rng(seed)
     # Drawing rows from few distinct vectors makes ties and duplicates the rule.
     anchors = unit_rows(rng, min(distinct, n), d)[rng.integers(0, min(distinct, n), n)]
     candidates = anchors[rng.permutation(n)] if ordered else None
-    before = pairs_module.BLOCK_ELEMENTS
-    pairs_module.BLOCK_ELEMENTS = block
+    before = pairs_module.BLOCK_ELEMENTS, pairs_module._SPARE_PAIRS
+    # Without spare room, pairs are dropped, and ties cut, after almost every block.
+    pairs_module.BLOCK_ELEMENTS, pairs_module._SPARE_PAIRS = block, spare
     try:
         found = top_pairs(anchors, candidates, k=k)
     finally:
-        pairs_module.BLOCK_ELEMENTS = before
+        pairs_module.BLOCK_ELEMENTS, pairs_module._SPARE_PAIRS = before
     truth = expected(anchors, candidates, k)
     np.testing.assert_allclose(found.similarity, [s for s, _, _ in truth], atol=1e-12)
     assert list(zip(found.anchor.tolist(), found.candidate.tolist(), strict=True)) == [
