@@ -826,3 +826,88 @@ class AuditAnswer(Noun):
     id: str = Field(description="Of the question.")
     answer: Literal["yes", "no", "unsure"]
     judge: JudgeName = "person"
+
+
+# ------------------------------------------------------------------------------------------------- the comparison
+
+
+class FigureComparison(Noun):
+    """One figure of two sides, and how far they are apart."""
+
+    a: Estimate
+    b: Estimate
+    difference: Estimate = Field(description="B − A.")
+    width_share: float | None = Field(
+        description="Width of the difference's interval over that of independent batches; null where no common batches"
+        " stand behind it."
+    )
+
+
+class ComparisonVerdict(StrEnum):
+    """How S of B stands against S of A."""
+
+    WORSE = "worse"
+    BETTER = "better"
+    SAME = "same"
+    """The whole interval rounds to a difference of .000."""
+    UNDECIDED = "undecided"
+
+
+class SizeComparison(Noun):
+    """Both sides at one batch size."""
+
+    batch_size: int
+    num_batches: int = Field(description="Batches of each side behind the sampled figures.")
+    figures: dict[str, FigureComparison] = Field(
+        description="By the name of the field in CurvePoint, those that both sides have."
+    )
+    verdict: ComparisonVerdict
+    statement: str = Field(description="The verdict in words.")
+
+
+class CouplingKind(StrEnum):
+    """How batches of A and of B were drawn."""
+
+    SAME_ROWS = "same_rows"
+    """Every encoded row is on both sides: the same batches."""
+    COMMON_ROWS = "common_rows"
+    """Batches that share the rows that both sides have."""
+    FILE_ORDER = "file_order"
+    """No row is on both sides, but there are equally many: those at the same places."""
+    INDEPENDENT = "independent"
+    """Drawn apart."""
+
+
+class RowOverlap(Noun):
+    """Which of the encoded rows both sides have."""
+
+    matched_by: Literal["text", "id", "vector"] = Field(
+        description="What makes two rows the same: normalised texts and their occurrence, the id, or equal vectors."
+    )
+    common: int
+    only_a: int
+    only_b: int
+    coupling: CouplingKind
+    explanation: str
+
+
+class ComparedSide(Noun):
+    """One side of a comparison."""
+
+    request: ProbeRequest
+    corpus: CorpusInfo
+    encoder: EncoderInfo
+    n_max: BatchSizeLimit
+
+
+class ComparisonReport(Noun):
+    """Two corpora, or one corpus under two encoders: every figure, and the difference with an interval."""
+
+    schema_version: str = SCHEMA_VERSION
+    a: ComparedSide
+    b: ComparedSide
+    confidence_level: float
+    rows: RowOverlap
+    sizes: list[SizeComparison]
+    headline: str
+    warnings: list[ReportWarning]
