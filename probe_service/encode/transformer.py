@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from probe_service.encode.batching import split_by_work
 from probe_service.encode.protocol import DIGEST_BYTES, EncodedTexts, digest_texts, to_unit_length
@@ -66,13 +67,7 @@ class ModuleEncoder:
             EncoderError: encoder_out_of_memory, encoder_failed.
         """
         encoded = EncodedTexts.empty(len(texts), self.dimension)
-        readable = [text.encode("utf-8", "surrogatepass").decode("utf-8", "replace") for text in texts]
-        by_length = sorted(range(len(readable)), key=lambda row: len(readable[row]))
-        start = 0
-        on_cpu = self.model.device.type == "cpu"
-        for call in split_by_work([readable[row] for row in by_length], self.max_length, on_cpu=on_cpu):
-            rows = by_length[start : start + len(call)]
-            start += len(call)
+        for rows, call in self.calls(texts):
             with self._one_at_a_time:
                 batch = self._encode_batch(call)
             encoded.vectors[rows] = batch.vectors
@@ -80,26 +75,88 @@ class ModuleEncoder:
             encoded.input_digests[rows] = batch.input_digests
         return encoded
 
+    def calls(self, texts: Sequence[str]) -> Iterator[tuple[list[int], list[str]]]:
+        """Split texts into calls of the model: their rows, and what the tokenizer is given for them."""
+        readable = [text.encode("utf-8", "surrogatepass").decode("utf-8", "replace") for text in texts]
+        by_length = sorted(range(len(readable)), key=lambda row: len(readable[row]))
+        start = 0
+        on_cpu = self.model.device.type == "cpu"
+        for call in split_by_work([readable[row] for row in by_length], self.max_length, on_cpu=on_cpu):
+            yield by_length[start : start + len(call)], call
+            start += len(call)
+
+    @property
+    def dropout_rates(self) -> tuple[float, ...]:
+        """The different dropout rates above 0 that the modules were made with, ascending."""
+        import torch
+
+        found = set()
+        for module in self.model.modules():
+            if isinstance(module, torch.nn.Dropout):
+                found.add(float(module.p))
+            # Some attentions and recurrent layers drop by themselves, at a rate that is a plain number.
+            found |= {
+                rate for name, rate in vars(module).items() if "dropout" in name and isinstance(rate, float)
+            }
+        return tuple(sorted(rate for rate in found if rate > 0.0))
+
+    def dropout_views(self, call: list[str], seed: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Return the vectors of one call's texts from two passes with dropout on, (b, d) each, of any length.
+
+        Args:
+            call: The texts of one call.
+            seed: Of torch's generator during the two passes; its state is put back afterwards.
+
+        Raises:
+            EncoderError: encoder_out_of_memory, encoder_failed.
+        """
+        import torch
+
+        on_gpu = [self.model.device] if self.model.device.type == "cuda" else []
+        with self._one_at_a_time, torch.random.fork_rng(on_gpu), self._running(len(call)):
+            torch.manual_seed(seed)
+            features = self.model.preprocess(call, prompt=self.prompt)
+            try:
+                # Not the dropout modules alone: an attention drops its weights by a flag of its own. Only what would
+                # learn from the texts in training, a batch normalisation, stays as it is.
+                for module in self.model.modules():
+                    module.training = not hasattr(module, "running_mean")
+                return self._forward(features), self._forward(features)
+            finally:
+                self.model.eval()
+
     def _encode_batch(self, texts: list[str]) -> EncodedTexts:
+        with self._running(len(texts)):
+            features = self.model.preprocess(texts, prompt=self.prompt)
+            digests, was_truncated = self._inspect(texts, features)
+            vectors = self._forward(features)
+        return EncodedTexts(to_unit_length(vectors), was_truncated, digests)
+
+    def _forward(self, features: dict[str, Any]) -> NDArray[np.float32]:
+        import torch
+
+        on_device = {
+            name: value.to(self.model.device) if isinstance(value, torch.Tensor) else value
+            for name, value in features.items()
+        }
+        vectors: NDArray[np.float32] = self.model(on_device)["sentence_embedding"].float().cpu().numpy()
+        return vectors
+
+    @contextlib.contextmanager
+    def _running(self, count: int) -> Iterator[None]:
+        """Run the model without gradients, on `count` texts, with its errors translated."""
         import torch
 
         try:
             with torch.inference_mode():
-                features = self.model.preprocess(texts, prompt=self.prompt)
-                digests, was_truncated = self._inspect(texts, features)
-                on_device = {
-                    name: value.to(self.model.device) if isinstance(value, torch.Tensor) else value
-                    for name, value in features.items()
-                }
-                vectors = self.model(on_device)["sentence_embedding"].float().cpu().numpy()
+                yield
         except torch.OutOfMemoryError as error:
             raise EncoderError(
                 "encoder_out_of_memory",
-                f"The device {self.model.device} has too little free memory for a batch of {len(texts)} texts.",
+                f"The device {self.model.device} has too little free memory for a batch of {count} texts.",
             ) from error
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
             raise EncoderError("encoder_failed", f"The model failed on a batch of texts: {error}") from error
-        return EncodedTexts(to_unit_length(vectors), was_truncated, digests)
 
     def _inspect(self, texts: list[str], features: dict[str, Any]) -> tuple[Any, Any]:
         """Digest the token ids of each row, and find the rows that the tokenizer cut."""
