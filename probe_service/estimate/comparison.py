@@ -183,7 +183,13 @@ def compare_figures(size: int, a: Side, b: Side, *, coupled: bool) -> dict[str, 
     # What common batches take out of the difference is lost if only one side is exact.
     use_exact = not coupled or (a.exact is not None and b.exact is not None)
     of_a, of_b = (_Figures(size, side, use_exact=use_exact).all() for side in (a, b))
-    return {name: _compare(of_a[name], of_b[name], coupled=coupled) for name in of_a if name in of_b}
+    # Where every pair is judged, S itself is known, and its bounds say nothing more.
+    left_out = ("certain_share", "worst_case") if a.complete and b.complete else ()
+    return {
+        name: _compare(of_a[name], of_b[name], coupled=coupled)
+        for name in of_a
+        if name in of_b and name not in left_out
+    }
 
 
 @dataclass(frozen=True)
@@ -239,7 +245,7 @@ class _Figures:
                     "certain_share", self._side.evidence.texts_only().false_negative_counts(), None
                 )
             ),
-            "worst_case": None if share is None or self._complete else self._alone(share.worst),
+            "worst_case": None if share is None else self._alone(share.worst),
             "false_negatives_per_anchor": self._bounds(
                 self._closed(false_negatives_per_anchor, others)
                 if self._side.plain

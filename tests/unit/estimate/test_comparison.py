@@ -282,7 +282,6 @@ def test_every_figure_that_both_sides_have_is_compared():
     assert list(found) == [
         "false_negative_softmax_share",
         "false_negative_gradient_share",
-        "certain_share",
         "false_negatives_per_anchor",
         "anchors_with_false_negative",
         "top_k_mean",
@@ -299,7 +298,8 @@ def test_every_figure_that_both_sides_have_is_compared():
     # A of three: 1 − C(4, 3)/C(5, 3) = .6 for two of six rows; B 1 − C(3, 3)/C(5, 3) = .9 for three of six.
     anchors = found["anchors_with_false_negative"].difference
     assert anchors.value == pytest.approx(0.9 * 3 / 6 - 0.6 * 2 / 6)
-    assert found["certain_share"].a.method == "no row of the corpus has a known false negative"
+    alone = compare_figures(4, side(rng, list("abcdef")), b, coupled=True)["false_negative_softmax_share"]
+    assert (alone.a.high, alone.a.method) == (0.0, "no row of the corpus has a known false negative")
     without = compare_figures(4, side(rng, ["g"] * 6, with_positives=False), b, coupled=True)
     assert "false_negative_gradient_share" not in without
 
@@ -348,6 +348,8 @@ def test_unjudged_pairs_leave_bounds_for_the_difference(coupled):
     assert share_.a.high > known_a + 0.1
     worst = found["worst_case"].difference
     assert worst.value == pytest.approx(known_b - known_a + 0.2)
+    # No two texts are known to be equal here, so that tier is 0 on both sides.
+    assert found["certain_share"].difference.low == found["certain_share"].difference.high == 0.0
     assert share_.width_share is None
 
 
