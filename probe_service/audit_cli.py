@@ -21,9 +21,9 @@ from probe_service.cli_options import (
 from probe_service.errors import InputError, ServiceError
 
 if TYPE_CHECKING:
-    from probe_service.audit.drawing import DrawnAudit
+    from probe_service.audit import AuditFolder
     from probe_service.judges import LabelStore
-    from probe_service.schemas import AuditReport, ProbeRequest
+    from probe_service.schemas import AuditReport, AuditRequest, ProbeRequest
     from probe_service.settings import Settings
 
 __all__ = ["audit"]
@@ -39,10 +39,10 @@ def audit() -> None:
 @audit.command()
 @click.argument("corpus")
 @option("--batch-sizes", type=Sizes(), help="Sizes that the labels shall serve [powers of two that fit].")
-@option("--labels", type=click.IntRange(2), default=200, show_default=True, help="Pairs to draw.")
+@option("--labels", type=click.IntRange(2, 5000), default=200, show_default=True, help="Pairs to draw.")
 @option(
     "--checks",
-    type=click.IntRange(0),
+    type=click.IntRange(0, 500),
     default=20,
     show_default=True,
     help="Hidden certain duplicates, and as many certain others, that measure the judge.",
@@ -66,9 +66,9 @@ def draw(
 
     Beside the sheet lies NAME.audit.json, which says what the questions stand for: keep it, and do not show it to who labels.
     """
-    from probe_service.audit import Audit
-    from probe_service.audit.applying import normalizer
-    from probe_service.judges import PERSON, Sheet, question_digest
+    from probe_service.audit import Audit, AuditFolder
+    from probe_service.judges import Sheet
+    from probe_service.schemas import AuditRequest
 
     if not corpus.startswith("hf:") and not Path(corpus).is_file():
         raise click.ClickException(f"there is no file {corpus!r}; a Hugging Face data set is written hf:NAME")
@@ -83,50 +83,40 @@ def draw(
             )
     settings = read_settings()
     request = request_from(batch_sizes, options)
-    drawn = _draw(corpus, request, labels, checks, settings)
-    drawn.audit.save(beside)
-    sheet = Sheet(out, drawn.questions, {})
-    sheet.write()
-    normalize = normalizer(drawn.audit)
-    ask_again = drawn.audit.checks_and_repeats
-    digests = {q.id: question_digest(q, normalize) for q in drawn.questions if q.id not in ask_again}
-    known = _store(settings).find(digests.values(), PERSON)
-    for id_, digest in digests.items():
-        if digest in known:
-            sheet.record(id_, known[digest], PERSON)
+    with tempfile.TemporaryDirectory(prefix="probe-audit-") as folder:
+        kept = AuditFolder(Path(folder), settings.home)
+        _draw(corpus, request, AuditRequest(labels=labels, checks=checks), kept, settings)
+        private, blind = kept.audit(), kept.sheet()
+    private.save(beside)
+    judges = blind.judges
+    answers = {id_: (answer, judges[id_]) for id_, answer in blind.answers.items()}
+    Sheet(out, blind.questions, answers).write()
+    asked_to_check = len(private.checks_and_repeats)
     click.echo(
-        f"{out}: {len(drawn.questions)} questions ({len(digests)} pairs, {len(drawn.questions) - len(digests)} repeats and "
-        f"hidden checks), {len(sheet.answers)} of them labelled before."
+        f"{out}: {len(blind.questions)} questions ({len(blind.questions) - asked_to_check} pairs, {asked_to_check} repeats "
+        f"and hidden checks), {len(answers)} of them labelled before."
     )
     click.echo(f"Write yes, no or unsure into the column label, or: probe audit label {out}")
     click.echo(f"Then: probe audit apply {corpus} {out}")
 
 
-def _draw(corpus: str, request: ProbeRequest, labels: int, checks: int, settings: Settings) -> DrawnAudit:
+def _draw(
+    corpus: str, request: ProbeRequest, wanted: AuditRequest, kept: AuditFolder, settings: Settings
+) -> None:
     with extra("cpu"):
-        from probe_service.audit.drawing import draw_audit
-        from probe_service.workspace import Workspace
+        from probe_service.audit.running import run_draw
     hub = corpus.startswith("hf:")
     line = ProgressLine()
     try:
-        with tempfile.TemporaryDirectory(prefix="probe-audit-") as folder:
-            work = Workspace(
-                request,
-                corpus if hub else Path(corpus),
-                corpus if hub else Path(corpus).name,
-                Path(folder),
-                settings,
-                lambda: None,
-            )
-            read = work.read()
-            if read["parts"]:
-                work.load()
-            for part in range(read["parts"]):
-                work.encode(part)
-                line.say(f"encoding {part + 1}/{read['parts']} parts")
-            work.gather()
-            line.say("drawing pairs")
-            return draw_audit(work, Path(folder), request, labels=labels, checks=checks)
+        run_draw(
+            request,
+            corpus if hub else Path(corpus),
+            kept,
+            wanted,
+            settings=settings,
+            name=corpus if hub else Path(corpus).name,
+            on_progress=line.show,
+        )
     finally:
         line.close()
 
@@ -249,7 +239,7 @@ def _hash(corpus: str, request: ProbeRequest, settings: Settings) -> str:
 def _store(settings: Settings) -> LabelStore:
     from probe_service.judges import LabelStore
 
-    return LabelStore(settings.home / "labels.sqlite")
+    return LabelStore.of_home(settings.home)
 
 
 def _print(report: AuditReport) -> None:

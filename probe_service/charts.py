@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec
 
 from probe_service.errors import ServiceError
 from probe_service.schemas import (
+    AuditReport,
     BatchSizeLimit,
     CurvePoint,
     Estimate,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Spec",
     "Theme",
+    "audit_chart",
     "figure",
     "histogram_chart",
     "render_png",
@@ -227,56 +229,50 @@ def share_chart(
         theme: Light or dark background.
         width: Pixels, or ``container``.
     """
-    import altair as alt
-
     palette = PALETTES[theme]
     points = sorted(curve, key=lambda point: point.batch_size)
-    series = _share_series(points, sorted(scan, key=lambda point: point.batch_size), palette)
-    sizes = [point.batch_size for point in points]
-    axis = _Axes(
-        sizes=sorted({*sizes, *(size for line in series for size, _ in line.points)}),
-        ticks=sorted({*sizes, *_powers_of_two(scan, below=min(sizes, default=0))}),
-        floor=0.0,
+    first = min((point.batch_size for point in points), default=0)
+    return _shares(
+        _share_series(points, sorted(scan, key=lambda point: point.batch_size), palette),
+        _share_series(points, (), palette),
+        ticks=sorted({*(point.batch_size for point in points), *_powers_of_two(scan, below=first)}),
+        budget=budget,
+        n_max=n_max,
+        palette=palette,
         width=width,
     )
-    budget_line = _Series(
-        key="budget",
-        name=f"budget {budget:.2f}",
-        short_name=f"budget {budget:.2f}",
-        colour=palette.budget,
-        points=((axis.last, Estimate(value=budget, low=None, high=None, method="chosen")),),
+
+
+@_one_at_a_time
+def audit_chart(report: AuditReport, *, budget: float, theme: Theme, width: Width = "container") -> Spec:
+    """Draw S(N) as the labels of an audit have it, with its intervals, the budget and the safe window.
+
+    Args:
+        report: Sizes without an estimate are left out.
+        budget: Largest acceptable share, 0–1.
+        theme: Light or dark background.
+        width: Pixels, or ``container``.
+    """
+    palette = PALETTES[theme]
+    shares = sorted(report.shares, key=lambda share: share.batch_size)
+    series = _Series(
+        "share",
+        "share S(N), audited",
+        "S(N)",
+        palette.share,
+        _present((share.batch_size, share.estimate) for share in shares),
+        line_width=2.5,
+        band_opacity=0.25,
     )
-    datasets = _Datasets()
-    layers: list[Any] = []
-    if n_max is not None:
-        layers += _limit_layers(datasets, n_max, axis, palette)
-    rule = datasets.chart("budget", [{"budget": budget}])
-    layers.append(
-        rule.mark_rule(color=palette.budget, strokeWidth=1.5, strokeDash=[6, 3]).encode(
-            y=alt.Y("budget:Q"), x=alt.value(0), x2=alt.value(axis.plot_end)
-        )
-    )
-    layers.extend(
-        _lines(
-            datasets,
-            series,
-            axis,
-            palette,
-            value_title=["share of the push on negatives", "that hits same-meaning rows"],
-            dataset="share",
-            marked=_share_series(points, (), palette),
-            labels_for=[*series, budget_line],
-        )
-    )
-    description = _describe("Share of the push that hits rows that mean the same, by batch size.", series)
-    limit = "" if n_max is None else " " + _limit_label(n_max).replace("\n", " ") + "."
-    return _finish(
-        alt.layer(*layers),
-        datasets,
-        palette,
+    drawn = [series] if series.points else []
+    return _shares(
+        drawn,
+        drawn,
+        ticks=[share.batch_size for share in shares],
+        budget=budget,
+        n_max=report.n_max,
+        palette=palette,
         width=width,
-        height=PLOT_HEIGHT,
-        description=f"{description} The budget is {budget:.2f}.{limit}",
     )
 
 
@@ -474,6 +470,66 @@ def render_png(spec: Spec, *, scale: float = 2) -> bytes:
     except ValueError as error:
         raise ServiceError("chart_failed", f"the chart could not be drawn: {error}") from error
     return png
+
+
+def _shares(
+    series: Sequence[_Series],
+    marked: Sequence[_Series],
+    *,
+    ticks: Sequence[int],
+    budget: float,
+    n_max: BatchSizeLimit | None,
+    palette: Palette,
+    width: Width,
+) -> Spec:
+    """Lay shares of the push over the budget's line and the safe window; `marked` has the points."""
+    import altair as alt
+
+    axis = _Axes(
+        sizes=sorted({*ticks, *(size for line in series for size, _ in line.points)}),
+        ticks=ticks,
+        floor=0.0,
+        width=width,
+    )
+    budget_line = _Series(
+        key="budget",
+        name=f"budget {budget:.2f}",
+        short_name=f"budget {budget:.2f}",
+        colour=palette.budget,
+        points=((axis.last, Estimate(value=budget, low=None, high=None, method="chosen")),),
+    )
+    datasets = _Datasets()
+    layers: list[Any] = []
+    if n_max is not None:
+        layers += _limit_layers(datasets, n_max, axis, palette)
+    rule = datasets.chart("budget", [{"budget": budget}])
+    layers.append(
+        rule.mark_rule(color=palette.budget, strokeWidth=1.5, strokeDash=[6, 3]).encode(
+            y=alt.Y("budget:Q"), x=alt.value(0), x2=alt.value(axis.plot_end)
+        )
+    )
+    layers.extend(
+        _lines(
+            datasets,
+            series,
+            axis,
+            palette,
+            value_title=["share of the push on negatives", "that hits same-meaning rows"],
+            dataset="share",
+            marked=marked,
+            labels_for=[*series, budget_line],
+        )
+    )
+    description = _describe("Share of the push that hits rows that mean the same, by batch size.", series)
+    limit = "" if n_max is None else " " + _limit_label(n_max).replace("\n", " ") + "."
+    return _finish(
+        alt.layer(*layers),
+        datasets,
+        palette,
+        width=width,
+        height=PLOT_HEIGHT,
+        description=f"{description} The budget is {budget:.2f}.{limit}",
+    )
 
 
 # ------------------------------------------------------------------------------------------------- the series
@@ -874,7 +930,7 @@ def _limit_layers(
 
 def _limit_label(n_max: BatchSizeLimit) -> str:
     if n_max.value is None:
-        return "no safe batch size:\nN = 2 is above the budget"
+        return "no batch size\nis shown to be safe"
     if not n_max.exceeded:
         return f"n_max ≥ {n_max.value}\n(largest tested)"
     return f"n_max = {n_max.value}"

@@ -57,8 +57,8 @@ def health() -> dict[str, str]:
 @router.get("/ready", tags=["service"])
 def ready(service: ServiceDependency) -> dict[str, str]:
     """Say that jobs can be taken and will be run: the database answers, a worker lives; else 503."""
-    service.jobs.check_database()
-    if not service.jobs.workers():
+    service.queue.check_database()
+    if not service.queue.workers():
         raise ServiceError("worker_unavailable", "No worker is alive; jobs are kept until one is.")
     return {"status": "ready"}
 
@@ -79,7 +79,7 @@ def info(service: ServiceDependency) -> ServiceInfo:
         max_queued_jobs=settings.max_queued_jobs,
         workers=[
             WorkerInfo(executor_id=worker.executor_id, device=worker.device, job_id=worker.job_id)
-            for worker in service.jobs.workers()
+            for worker in service.queue.workers()
         ],
     )
 
@@ -92,12 +92,12 @@ def metrics(request: Request, service: ServiceDependency) -> Response:
     workers = Gauge("probe_workers_alive", "Workers alive.", registry=present)
     reachable = Gauge("probe_database_up", "Whether the job database answers.", registry=present)
     try:
-        for state, count in service.jobs.count_by_state().items():
+        for state, count in service.queue.count_by_state().items():
             jobs.labels(state).set(count)
         reachable.set(1)
     except ProbeError:
         reachable.set(0)
-    workers.set(len(service.jobs.workers()))
+    workers.set(len(service.queue.workers()))
     counted: CollectorRegistry = request.app.state.registry
     return Response(generate_latest(counted) + generate_latest(present), media_type=CONTENT_TYPE_LATEST)
 

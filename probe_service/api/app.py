@@ -11,14 +11,23 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.staticfiles import StaticFiles
 from prometheus_client import CollectorRegistry
 
-from probe_service.api import about, corpora, probes
+from probe_service.api import about, audits, corpora, probes
 from probe_service.api.answers import install_error_handlers
 from probe_service.api.guard import Guard, RequestMetrics
 from probe_service.api.service import Service, require_key
 from probe_service.errors import ProbeError
+from probe_service.jobs.audits import AuditClient
 from probe_service.jobs.client import JobClient
+from probe_service.jobs.queue import JobQueue
 from probe_service.jobs.supervisor import WorkerSupervisor
-from probe_service.schemas import CorpusOptions, ProbeRequest, ProbeSubmission, ProblemDetail
+from probe_service.schemas import (
+    AuditAnswer,
+    AuditRequest,
+    CorpusOptions,
+    ProbeRequest,
+    ProbeSubmission,
+    ProblemDetail,
+)
 from probe_service.settings import Settings
 from probe_service.store import CorpusStore
 
@@ -35,13 +44,14 @@ def create_app(settings: Settings, *, with_worker: bool = False) -> FastAPI:
         with_worker: Run one supervised worker process for as long as the app runs.
     """
     store = CorpusStore(settings.home, settings.max_upload_bytes)
-    service = Service(settings, store, JobClient(settings, store))
+    queue = JobQueue(settings, store)
+    service = Service(settings, store, queue, JobClient(queue, store), AuditClient(queue, store, settings))
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         store.remove_abandoned_uploads()
         try:
-            await run_in_threadpool(service.jobs.check_database)
+            await run_in_threadpool(queue.check_database)
         except ProbeError as error:
             _log.warning("starting without the job database: %s", error)
         supervisor = WorkerSupervisor(settings) if with_worker else None
@@ -52,7 +62,7 @@ def create_app(settings: Settings, *, with_worker: bool = False) -> FastAPI:
         finally:
             if supervisor is not None:
                 await run_in_threadpool(supervisor.stop)
-            service.jobs.close()
+            queue.close()
 
     app = FastAPI(
         title="probe-service",
@@ -69,6 +79,7 @@ def create_app(settings: Settings, *, with_worker: bool = False) -> FastAPI:
     install_error_handlers(app)
     app.include_router(about.router)
     app.include_router(probes.router, dependencies=[Depends(require_key)])
+    app.include_router(audits.router, dependencies=[Depends(require_key)])
     app.include_router(corpora.router, dependencies=[Depends(require_key)])
     app.mount("/assets", StaticFiles(directory=about.dashboard_folder(), check_dir=False), name="assets")
     app.add_middleware(Guard, metrics=RequestMetrics(app.state.registry))
@@ -83,7 +94,7 @@ def _describe_bodies(app: FastAPI) -> None:
     def openapi() -> dict[str, object]:
         described = describe()
         schemas = described.setdefault("components", {}).setdefault("schemas", {})
-        for noun in (ProbeSubmission, ProbeRequest, CorpusOptions):
+        for noun in (ProbeSubmission, ProbeRequest, CorpusOptions, AuditRequest, AuditAnswer):
             schema = noun.model_json_schema(ref_template="#/components/schemas/{model}")
             for name, definition in schema.pop("$defs", {}).items():
                 schemas.setdefault(name, definition)

@@ -20,7 +20,7 @@ from sse_starlette import EventSourceResponse, ServerSentEvent
 
 from probe_service import charts
 from probe_service.api.service import Service, ServiceDependency
-from probe_service.api.uploads import clean_name, media_type, read_json, receive_upload, write_rows
+from probe_service.api.uploads import clean_name, media_type, read_body, receive_upload, write_rows
 from probe_service.charts import Theme
 from probe_service.corpus import sniff_corpus
 from probe_service.errors import JobError, ProbeError, ServiceError
@@ -41,7 +41,7 @@ from probe_service.schemas import (
 )
 from probe_service.store import HEAD_BYTES
 
-__all__ = ["router"]
+__all__ = ["ThemeQuery", "finished_folder", "router"]
 
 router = APIRouter(prefix="/v1/probes", tags=["probes"])
 
@@ -143,7 +143,7 @@ def delete_probe(job_id: str, service: ServiceDependency) -> None:
 @router.get("/{job_id}/report", response_model=ProbeReport)
 def show_report(job_id: str, service: ServiceDependency) -> FileResponse:
     """Return the report, byte for byte as the worker wrote it."""
-    return FileResponse(_finished_folder(service, job_id) / "report.json", media_type="application/json")
+    return FileResponse(finished_folder(service, job_id) / "report.json", media_type="application/json")
 
 
 @router.get("/{job_id}/report.html", response_class=HTMLResponse)
@@ -217,7 +217,7 @@ def list_pairs(
     format: Annotated[Literal["json", "jsonl", "csv"] | None, Query()] = None,  # noqa: A002 - the query's name
 ) -> Response:
     """List the most similar negative pairs: paged JSON, or all of them as jsonl or csv (also by Accept)."""
-    path = _finished_folder(service, job_id) / "pairs.jsonl"
+    path = finished_folder(service, job_id) / "pairs.jsonl"
     wanted = format or _format_by_accept(request.headers.get("accept", ""))
     if wanted == "jsonl":
         return FileResponse(path, media_type="application/x-ndjson", filename=f"pairs-{job_id}.jsonl")
@@ -236,7 +236,7 @@ def list_pairs(
 
 
 async def _submit_json(request: Request, service: Service, key: str | None) -> str:
-    body = await read_json(request, service.settings.max_inline_bytes)
+    body = await read_body(request, service.settings.max_inline_bytes)
 
     def submit() -> str:
         submission = ProbeSubmission.model_validate_json(body)
@@ -303,7 +303,7 @@ async def _accepted(request: Request, service: Service, job_id: str, wait_second
             await asyncio.sleep(min(_POLL_SECONDS, max(0.0, deadline - time.monotonic())))
             job = await run_in_threadpool(service.jobs.get, job_id)
         if job.state is JobState.SUCCEEDED:
-            path = service.jobs.job_folder(job_id) / "report.json"
+            path = service.jobs.folder(job_id) / "report.json"
             return FileResponse(path, media_type="application/json", headers=headers)
         if job.error is not None:
             return Response(
@@ -339,10 +339,15 @@ async def _events(job: Job, request: Request, service: Service) -> AsyncIterator
             # The database is away for a moment: the next round may find it again.
 
 
-def _finished_folder(service: Service, job_id: str) -> Path:
+def finished_folder(service: Service, job_id: str) -> Path:
+    """Return the folder of a probe that has succeeded.
+
+    Raises:
+        JobError: `job_not_found`, `job_not_ready`, `job_without_report`.
+    """
     job = service.jobs.get(job_id)
     if job.state is JobState.SUCCEEDED:
-        return service.jobs.job_folder(job.id)
+        return service.jobs.folder(job.id)
     if job.state in (JobState.FAILED, JobState.CANCELLED):
         raise JobError("job_without_report", f"Job {job.id} has {job.state}; there is no report.")
     raise JobError(
@@ -351,7 +356,7 @@ def _finished_folder(service: Service, job_id: str) -> Path:
 
 
 def _report(service: Service, job_id: str) -> ProbeReport:
-    return ProbeReport.model_validate_json((_finished_folder(service, job_id) / "report.json").read_bytes())
+    return ProbeReport.model_validate_json((finished_folder(service, job_id) / "report.json").read_bytes())
 
 
 def _format_by_accept(accept: str) -> str:

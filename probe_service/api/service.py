@@ -10,7 +10,9 @@ from fastapi import Depends, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from probe_service.errors import ServiceError
+from probe_service.jobs.audits import AuditClient
 from probe_service.jobs.client import JobClient
+from probe_service.jobs.queue import JobQueue
 from probe_service.settings import Settings
 from probe_service.store import CorpusStore
 
@@ -24,18 +26,22 @@ class Service:
     Args:
         settings: As read from the environment.
         store: Corpora and job folders.
-        jobs: The job database.
+        queue: The job database.
+        jobs: Probes in it.
+        audits: Their audits.
     """
 
     settings: Settings
     store: CorpusStore
+    queue: JobQueue
     jobs: JobClient
+    audits: AuditClient
 
     def default_encoder(self) -> str | None:
         """Return the encoder of requests that name none: as set, else as a live worker says, else None."""
         if self.settings.encoder is not None:
             return self.settings.encoder
-        return next((worker.default_encoder for worker in self.jobs.workers()), None)
+        return next((worker.default_encoder for worker in self.queue.workers()), None)
 
 
 def _service(request: Request) -> Service:

@@ -1,4 +1,4 @@
-"""Bodies: multipart uploads streamed to the store, and JSON with a limit.
+"""Bodies: multipart uploads streamed to the store, and smaller ones whole, with a limit.
 
 Nothing here holds an upload in memory. What can be seen in the headers, the JSON part or the first 64 KiB is
 refused while the rest is still under way.
@@ -23,7 +23,7 @@ from probe_service.schemas import CorpusFormat, CorpusOptions
 from probe_service.settings import Settings
 from probe_service.store import HEAD_BYTES, CorpusWriter
 
-__all__ = ["UploadedCorpus", "clean_name", "media_type", "read_json", "receive_upload", "write_rows"]
+__all__ = ["UploadedCorpus", "clean_name", "media_type", "read_body", "receive_upload", "write_rows"]
 
 _FORM_OVERHEAD_BYTES = 64 * 1024
 _NAME_LENGTH = 200
@@ -58,8 +58,8 @@ def clean_name(name: str | None, default: str) -> str:
     return _UNPRINTABLE.sub("", last).strip()[:_NAME_LENGTH] or default
 
 
-async def read_json(request: Request, limit_bytes: int) -> bytes:
-    """Read a JSON body.
+async def read_body(request: Request, limit_bytes: int) -> bytes:
+    """Read a body whole.
 
     Raises:
         ServiceError: `payload_too_large`.
@@ -70,7 +70,7 @@ async def read_json(request: Request, limit_bytes: int) -> bytes:
     async for chunk in request.stream():
         body += chunk
         if len(body) > limit_bytes:
-            raise ServiceError("payload_too_large", _too_large("JSON body", limit_bytes))
+            raise ServiceError("payload_too_large", _too_large("body", limit_bytes))
     request.state.body_unread = False
     return bytes(body)
 

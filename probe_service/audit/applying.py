@@ -23,7 +23,7 @@ from probe_service.schemas import (
     VerdictKind,
 )
 
-__all__ = ["apply_audit", "keep_labels", "normalizer"]
+__all__ = ["apply_audit", "check_questions", "keep_labels", "normalizer"]
 
 _VALUES = {Answer.YES: 1.0, Answer.NO: 0.0, Answer.UNSURE: np.nan}
 _STREAM = 9_001
@@ -103,7 +103,7 @@ def keep_labels(audit: Audit, sheet: Sheet, store: LabelStore) -> int:
         InputError: audit_labels_foreign.
         ServiceError: storage_failed.
     """
-    _check_questions(audit, sheet)
+    check_questions(audit, sheet)
     answers, judges = sheet.answers, sheet.judges
     kept = {
         item.digest: (answers[item.id], judges[item.id])
@@ -114,11 +114,12 @@ def keep_labels(audit: Audit, sheet: Sheet, store: LabelStore) -> int:
     return len(kept)
 
 
-def _of_kind(audit: Audit, kind: ItemKind) -> list[AuditItem]:
-    return [item for item in audit.items if item.kind is kind]
+def check_questions(audit: Audit, sheet: Sheet) -> None:
+    """Refuse a sheet with other questions or other texts than were drawn.
 
-
-def _check_questions(audit: Audit, sheet: Sheet) -> None:
+    Raises:
+        InputError: audit_labels_foreign.
+    """
     digests = {item.id: item.digest for item in audit.items}
     normalize = normalizer(audit)
     foreign = [
@@ -130,14 +131,18 @@ def _check_questions(audit: Audit, sheet: Sheet) -> None:
         raise InputError(
             "audit_labels_foreign",
             "The labels belong to other pairs: a question of this file was not drawn by this audit, or its texts were "
-            "changed. Label the file that `probe audit draw` wrote, and leave all columns but the label as they are.",
+            "changed. Label the sheet that was drawn, and leave all columns but the label as they are.",
             row=foreign[0],
             count=len(foreign),
         )
 
 
+def _of_kind(audit: Audit, kind: ItemKind) -> list[AuditItem]:
+    return [item for item in audit.items if item.kind is kind]
+
+
 def _check_sheet(audit: Audit, sheet: Sheet) -> None:
-    _check_questions(audit, sheet)
+    check_questions(audit, sheet)
     missing = len(audit.items) - len(sheet.questions)
     unanswered = len(sheet.open_questions)
     if missing or unanswered:

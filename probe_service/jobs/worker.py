@@ -26,8 +26,8 @@ from dbos import error as dbos_error
 
 from probe_service.encode import default_encoder_name
 from probe_service.errors import ProbeError, ServiceError
-from probe_service.jobs.client import APPLICATION_NAME, QUEUE_NAME, JobClient, prepare_database
 from probe_service.jobs.heartbeat import Heartbeat, heartbeat_path, oom_kills, record_death, write_heartbeat
+from probe_service.jobs.queue import APPLICATION_NAME, QUEUE_NAME, JobQueue, prepare_database
 from probe_service.jobs.supervisor import PARENT_PIPE_VARIABLE
 from probe_service.jobs.workflows import Desk, register_workflows
 from probe_service.logs import configure_logging
@@ -60,7 +60,7 @@ def _serve_queue(settings: Settings) -> None:
     store = CorpusStore(settings.home, settings.max_upload_bytes)
     record_death(store, settings.home, settings.executor_id, None)
     prepare_database(settings)
-    jobs = JobClient(settings, store)
+    jobs = JobQueue(settings, store)
     heart = _Heart(settings)
     desk = Desk(jobs.is_cancelled, heart.beat)
     heart.desk = desk

@@ -1,4 +1,4 @@
-"""The durable job: one probe as a DBOS workflow, its short steps checkpointed.
+"""The durable jobs: a probe, or the drawing of an audit, as a DBOS workflow, its short steps checkpointed.
 
 A step that finished is not run again after a crash: DBOS returns its recorded result. Two rules follow.
 
@@ -16,17 +16,23 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from dbos import DBOS, PortableWorkflowError
 from dbos import error as dbos_error
 from pydantic import JsonValue
 
+from probe_service.audit import AuditFolder
+from probe_service.audit.running import run_draw
 from probe_service.errors import JobError, ProbeError, ServiceError
-from probe_service.jobs.client import CURVE_EVENT, PROGRESS_EVENT, WORKFLOW_NAME, JobSubmission
-from probe_service.probe import run_probe
+from probe_service.jobs.audits import AuditSubmission
+from probe_service.jobs.client import JobSubmission
+from probe_service.jobs.queue import CURVE_EVENT, PROGRESS_EVENT, JobKind
+from probe_service.probe import Executor, run_probe
 from probe_service.problems import error_from_json, error_to_json
-from probe_service.schemas import Progress
+from probe_service.schemas import ProbeReport, Progress
 from probe_service.settings import Settings
 from probe_service.store import CorpusStore
 
@@ -148,26 +154,86 @@ class _ProgressReport:
 
 
 def register_workflows(settings: Settings, store: CorpusStore, desk: Desk) -> None:
-    """Make the probe known to DBOS; call before `DBOS.launch`."""
+    """Make the jobs known to DBOS; call before `DBOS.launch`."""
 
-    @DBOS.workflow(name=WORKFLOW_NAME, max_recovery_attempts=MAX_RECOVERY_ATTEMPTS)
+    @DBOS.workflow(name=JobKind.PROBE, max_recovery_attempts=MAX_RECOVERY_ATTEMPTS)
     def probe(fields: dict[str, Any]) -> None:
-        job_id = DBOS.workflow_id
-        if job_id is None:
-            raise RuntimeError("a workflow runs without an id")
-        desk.take(job_id)
-        _log.info("job %s begins", job_id)
-        try:
-            _run(job_id, JobSubmission.from_json(fields), settings, store, desk)
-            _log.info("job %s succeeded", job_id)
-        except Exception as error:  # noqa: BLE001 - the edge: whatever it was, the job must say that it failed
-            raise _portable(_translated(error, job_id)) from None
-        finally:
-            desk.leave()
+        _work(desk, partial(_run_probe, JobSubmission.from_json(fields), settings, store, desk))
+
+    @DBOS.workflow(name=JobKind.AUDIT, max_recovery_attempts=MAX_RECOVERY_ATTEMPTS)
+    def audit(fields: dict[str, Any]) -> None:
+        _work(desk, partial(_run_audit, AuditSubmission.from_json(fields), settings, store, desk))
 
 
-def _run(job_id: str, submission: JobSubmission, settings: Settings, store: CorpusStore, desk: Desk) -> None:
+def _work(desk: Desk, run: Callable[[str], None]) -> None:
+    """Run the job of this workflow, given its id."""
+    job_id = DBOS.workflow_id
+    if job_id is None:
+        raise RuntimeError("a workflow runs without an id")
+    desk.take(job_id)
+    _log.info("job %s begins", job_id)
+    try:
+        run(job_id)
+        _log.info("job %s succeeded", job_id)
+    except Exception as error:  # noqa: BLE001 - the edge: whatever it was, the job must say that it failed
+        raise _portable(_translated(error, job_id)) from None
+    finally:
+        desk.leave()
+
+
+def _run_probe(
+    submission: JobSubmission, settings: Settings, store: CorpusStore, desk: Desk, job_id: str
+) -> None:
+    folder = store.job_folder(job_id)
+    folder.mkdir(parents=True, exist_ok=True)
     report = _ProgressReport()
+    run_probe(
+        submission.request,
+        _source(store, submission.corpus_id, submission.hf),
+        folder,
+        settings=settings,
+        job_id=job_id,
+        name=submission.corpus_name,
+        execute=_executor(desk, report),
+        on_progress=report.note,
+        checkpoint=desk.checkpoint,
+    )
+
+
+def _run_audit(
+    submission: AuditSubmission, settings: Settings, store: CorpusStore, desk: Desk, job_id: str
+) -> None:
+    # What the probe measured is what is audited: its corpus, read and encoded as it was then.
+    probed = ProbeReport.model_validate_json(
+        (store.job_folder(submission.probe_id) / "report.json").read_bytes()
+    )
+    request = probed.request
+    if request.encoder is None and probed.encoder.backend != "none":
+        request = request.model_copy(update={"encoder": probed.encoder.name})
+    report = _ProgressReport()
+    run_draw(
+        request,
+        _source(store, submission.corpus_id, submission.hf),
+        AuditFolder(store.job_folder(job_id), settings.home),
+        submission.wanted,
+        settings=settings,
+        name=submission.corpus_name,
+        corpus_sha256=probed.corpus.sha256,
+        execute=_executor(desk, report),
+        on_progress=report.note,
+        checkpoint=desk.checkpoint,
+    )
+
+
+def _source(store: CorpusStore, corpus_id: str | None, hf: str | None) -> Path | str:
+    source = store.content_path(corpus_id) if corpus_id is not None else hf
+    if source is None:
+        raise ServiceError("internal_error", "The job names no corpus.")
+    return source
+
+
+def _executor(desk: Desk, report: _ProgressReport) -> Executor:
+    """Return what runs one step of a job under DBOS, which records its result."""
 
     def execute(step_name: str, function: Callable[..., JsonValue], *args: JsonValue) -> JsonValue:
         def step() -> JsonValue:
@@ -190,22 +256,7 @@ def _run(job_id: str, submission: JobSubmission, settings: Settings, store: Corp
         finally:
             desk.end_step()
 
-    folder = store.job_folder(job_id)
-    folder.mkdir(parents=True, exist_ok=True)
-    source = store.content_path(submission.corpus_id) if submission.corpus_id is not None else submission.hf
-    if source is None:
-        raise ServiceError("internal_error", "The job names no corpus.")
-    run_probe(
-        submission.request,
-        source,
-        folder,
-        settings=settings,
-        job_id=job_id,
-        name=submission.corpus_name,
-        execute=execute,
-        on_progress=report.note,
-        checkpoint=desk.checkpoint,
-    )
+    return execute
 
 
 def _translated(error: Exception, job_id: str) -> ProbeError:

@@ -8,7 +8,7 @@ import io
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -100,10 +100,25 @@ class Sheet:
             InputError: audit_sheet_unreadable; audit_label_unknown for a label that is none of yes, no, unsure;
                 audit_labels_foreign where two rows have one id.
         """
+        try:
+            content = file.read_bytes()
+        except OSError as error:
+            raise InputError(
+                "audit_sheet_unreadable", f"{file} cannot be opened ({error.strerror})."
+            ) from error
+        return cls.parse(file, content)
+
+    @classmethod
+    def parse(cls, file: Path, content: bytes) -> Sheet:
+        """Read a sheet from bytes that need not lie in the file yet.
+
+        Raises:
+            InputError: As of `read`.
+        """
         questions: list[Question] = []
         answers: dict[str, tuple[Answer, str]] = {}
         seen: set[str] = set()
-        for number, row in _read_rows(file):
+        for number, row in _rows(file, content):
             question = Question(row["id"], row["a"], row.get("known_positive_of_a") or None, row["b"])
             if question.id in seen:
                 raise InputError(
@@ -149,16 +164,25 @@ class Sheet:
             KeyError: The sheet has no such question.
             ServiceError: storage_failed.
         """
-        if all(question.id != id for question in self.questions):
-            raise KeyError(id)
-        self._answers[id] = (answer, judge)
-        self.write()
+        self.record_all({id: (answer, judge)})
 
-    def write(self) -> None:
-        """Write the file beside itself, then put it in place.
+    def record_all(self, answers: Mapping[str, tuple[Answer, str]]) -> None:
+        """Keep several answers, with their judges, by question id: all of them or, at an error, none.
 
         Raises:
+            KeyError: The sheet has no such question.
             ServiceError: storage_failed.
+        """
+        for id_ in answers.keys() - {question.id for question in self.questions}:
+            raise KeyError(id_)
+        self._answers |= answers
+        self.write()
+
+    def content(self, suffix: str) -> bytes:
+        """Return the sheet as the content of a file.
+
+        Args:
+            suffix: ``.jsonl`` or ``.csv``.
         """
         rows = [
             (
@@ -171,9 +195,17 @@ class Sheet:
             )
             for question in self.questions
         ]
+        return _csv(rows) if suffix == ".csv" else _jsonl(rows)
+
+    def write(self) -> None:
+        """Write the file beside itself, then put it in place.
+
+        Raises:
+            ServiceError: storage_failed.
+        """
         partial = self.file.with_name(f"{self.file.name}.partial-{os.getpid()}")
         try:
-            partial.write_bytes(_csv(rows) if _is_csv(self.file) else _jsonl(rows))
+            partial.write_bytes(self.content(".csv" if _is_csv(self.file) else ".jsonl"))
             partial.replace(self.file)
         except OSError as error:
             partial.unlink(missing_ok=True)
@@ -215,13 +247,11 @@ def _from_cell(text: str) -> str:
     return text[1:] if text.startswith("'") and _FORMULA.match(text) else text
 
 
-def _read_rows(file: Path) -> Iterator[tuple[int, dict[str, str]]]:
+def _rows(file: Path, content: bytes) -> Iterator[tuple[int, dict[str, str]]]:
     """Yield (row number from 1, columns as texts)."""
     is_csv = _is_csv(file)
     try:
-        text = file.read_bytes().decode("utf-8-sig", "surrogatepass")
-    except OSError as error:
-        raise InputError("audit_sheet_unreadable", f"{file} cannot be opened ({error.strerror}).") from error
+        text = content.decode("utf-8-sig", "surrogatepass")
     except UnicodeDecodeError as error:
         raise InputError(
             "audit_sheet_unreadable", f"{file} is not UTF-8; save it as UTF-8 and try again."

@@ -45,6 +45,11 @@ class LabelStore:
         with self._connection() as connection:
             connection.executescript(_SCHEMA)
 
+    @classmethod
+    def of_home(cls, home: Path) -> LabelStore:
+        """Return the labels of a home folder, which the service and the command line share."""
+        return cls(home / "labels.sqlite")
+
     def find(self, question_digests: Iterable[str], judge: str) -> dict[str, Answer]:
         """Return what this judge answered to these questions, on whatever corpus.
 

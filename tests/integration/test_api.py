@@ -54,7 +54,7 @@ def ask(settings: Settings, *requests: tuple) -> list[httpx.Response]:
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://probe.test") as client:
             found = [await client.request(method, path, **options) for method, path, options in requests]
-        app.state.service.jobs.close()
+        app.state.service.queue.close()
         return found
 
     return asyncio.run(answers())
