@@ -2,7 +2,8 @@
 
 `top_pairs` finds the k most similar negative pairs, exactly, with their rows. `measure_batches` goes once over the
 similarities of a stack of batches and keeps a few numbers of each; `measure_windows` gives one figure for every batch
-size from one random order; `measure_subsets` finds the best pairs of many batches in one list of the corpus's. None ever holds more than one block of the N×N matrix.
+size from one random order; `measure_subsets` finds the best pairs of many batches in one list of the corpus's. None
+ever holds more than one block of the N×N matrix.
 """
 
 from __future__ import annotations
