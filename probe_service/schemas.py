@@ -500,6 +500,25 @@ class PaperRule(Noun):
     batch_size: int | None
 
 
+class StarvationFloor(Noun):
+    """The smallest batch whose InfoNCE gradient the training dtype computes well, there and at all larger sizes."""
+
+    batch_size: int | None = Field(
+        description="null if even the largest measured size starves; `tested_from` if none does."
+    )
+    dtype: str = Field(description="In which the loss is computed.")
+    temperature: float
+    positive_similarity: Cosine = Field(description="Mean s⁺ at which this holds.")
+    positives: Literal["given", "dropout"] = Field(
+        description="s⁺ is that of the corpus's pairs, or of two dropout passes."
+    )
+    largest_error: float = Field(description="Relative error of the gradient that was allowed.")
+    tested_from: int
+    tested_up_to: int
+    reason: str
+    remedies: list[str] = Field(description="Sentences; empty where no measured size starves.")
+
+
 class Advice(Noun):
     """The safe window in numbers and in words."""
 
