@@ -99,7 +99,7 @@ def test_an_error_that_is_no_number_starves():
 
 
 def test_good_positives_starve_every_small_batch():
-    """63 negatives at cosine 0: ξ = 63·exp(−s⁺/T) is 1e-20 at s⁺ = 1 and T = .02, and .16 at s⁺ = .3 and T = .05."""
+    """63 negatives at cosine 0: ξ = 63·exp(−s⁺/T) is 9e-10 at s⁺ = 1 and T = .04, and .16 at s⁺ = .3 and T = .05."""
 
     def errors_at(similarity, temperature):
         by_size = []
@@ -115,7 +115,7 @@ def test_good_positives_starve_every_small_batch():
             for name in by_size[0]
         }
 
-    good, poor = errors_at(1.0, 0.02), errors_at(0.3, 0.05)
+    good, poor = errors_at(1.0, 0.04), errors_at(0.3, 0.05)
     for dtype in good:
         starved = floor(good, dtype, sizes=[16, 64])
         assert starved.batch_size is None
