@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 __all__ = [
+    "FEW_NONZERO",
     "Interval",
     "clopper_pearson",
     "grouped_quantile",
