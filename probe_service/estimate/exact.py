@@ -1,37 +1,74 @@
 """Expectations over batches without drawing any: from the similarities of all ordered pairs (STATISTICS §3).
 
-For anchor i and candidate j, with x_ij = exp(s_ij/T) and N − 1 candidates drawn at random, the expected softmax weight that
-lands on j is ::
-
-    q_N(i, j) = (N−1)/(n(n−1)) ∫₀^∞ x_ij exp(−t x_ij) E[exp(−t Σ of the N − 2 others)] dt
-
-which follows from 1/Σ = ∫ exp(−tΣ) dt. With replacement the expectation is φ_i(t)^(N−2), φ_i(t) = mean_j exp(−t x_ij);
-drawing without replacement multiplies it by about exp(−c²(N−2)(N−3)/2(n−1)), c the coefficient of variation of exp(−t x_ij)
-over j (the second-order term of the cumulant expansion), which keeps the relative error small well beyond N = n/20.
+The pass over all pairs leaves histograms of each anchor's candidates by similarity; `estimate.integral` turns them into the
+push that a candidate in each bin can expect. Bins of 0.001 are narrow enough: at T = .01, where x changes by a tenth within
+a bin, S is off by about 1e-5, since the errors of an anchor's pairs have no common sign.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
+from scipy.interpolate import CubicSpline
 from scipy.special import gammaln
 
-__all__ = ["EXACT", "ExactFigures", "ExactShares", "ShareAccumulator", "expected_maximum"]
+from probe_service.estimate.integral import Floats, Histograms, PushIntegral, received
+
+__all__ = [
+    "EXACT",
+    "TEMPERATURES",
+    "ExactFigures",
+    "ExactShares",
+    "ShareAccumulator",
+    "ShareGrid",
+    "SizeScan",
+    "expected_maximum",
+]
 
 EXACT = "exact over all pairs of the corpus"
 
-Floats = NDArray[np.float64]
+TEMPERATURES = tuple(
+    np.concatenate([np.geomspace(0.01, 0.05, 11)[:-1], np.geomspace(0.05, 0.2, 10)]).tolist()
+)
+"""Temperatures to show S at: evenly spaced in log T on either side of .05, which is one of them."""
 
-_LOG_STEP = 0.5
-"""Step h of the trapezoid rule in log t. Its error is the Fourier transform of exp(u − exp(u)) at 2π/h, |Γ(1 + 2πi/h)|,
-which is 2e-8 here: the integrand is analytic."""
-_LEFT_OUT = 1e-7
-"""Relative weight of the integral below the grid, at most."""
-_PRUNE_EVERY = 32
-_NEGLIGIBLE = 1e-12
+_EVERY_SIZE_TO = 24
+_SIZES_PER_OCTAVE = 6
+_CHECK_EVERY = 8
+
+
+@dataclass(frozen=True)
+class SizeScan:
+    """The sizes at which a figure is computed to know it at every integer N from 2 to `largest`.
+
+    All sizes up to 24, then six an octave: shares are smooth in log N, and a cubic spline through these is off by less
+    than 1e-6.
+
+    Args:
+        largest: Largest N.
+    """
+
+    largest: int
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        """Ascending."""
+        if self.largest <= _EVERY_SIZE_TO:
+            return list(range(2, self.largest + 1))
+        octaves = np.log2(self.largest / _EVERY_SIZE_TO)
+        spaced = np.geomspace(_EVERY_SIZE_TO, self.largest, int(np.ceil(octaves * _SIZES_PER_OCTAVE)) + 1)
+        return sorted({*range(2, _EVERY_SIZE_TO), *np.rint(spaced).astype(int).tolist()})
+
+    def at_every_size(self, values: Floats) -> Floats:
+        """Interpolate (…, sizes) to (…, largest − 1), one value for each N from 2 on."""
+        if len(self.sizes) == self.largest - 1:
+            return values
+        spline = CubicSpline(np.log(self.sizes), values, axis=-1)
+        every: Floats = spline(np.log(np.arange(2, self.largest + 1)))
+        return every
 
 
 @dataclass(frozen=True)
@@ -93,83 +130,113 @@ class ShareAccumulator:
 
     Args:
         centres: (bins,) similarities of the histogram's bins.
-        lowest: The smallest similarity that occurs; sets where the integral may stop.
+        lowest: The smallest similarity that can occur; sets where the integral may stop.
         rows: n, anchors in all.
         largest: Largest N.
-        temperature: T > 0.
+        temperature: T, at least `integral.SMALLEST_TEMPERATURE`.
     """
 
     def __init__(
         self, centres: Floats, *, lowest: float, rows: int, largest: int, temperature: float
     ) -> None:
-        # Similarities count from 1 down: x ≤ 1, and its range sets the range of t.
-        log_x = (centres - 1.0) / temperature
-        self._x = np.exp(log_x)
-        begin = np.log(_LEFT_OUT / largest)
-        end = np.log(40.0) + (1.0 - lowest) / temperature
-        self._t = np.exp(np.arange(begin, end + _LOG_STEP, _LOG_STEP))
-        # dt = t du on the grid of u = log t; below its start the integrand is flat in t.
-        self._weights = self._t * _LOG_STEP
-        self._decay = np.exp(-self._x[:, None] * self._t[None, :])
-        self._rows, self._largest, self._temperature = rows, largest, temperature
-        self.sums = np.zeros((5, largest - 1))
+        self._integral = PushIntegral(centres, temperature=temperature, largest=largest, lowest=lowest)
+        self._scan, self._rows = SizeScan(largest), rows
+        self._sums = np.zeros((5, len(self._scan.sizes)))
+
+    @property
+    def sums(self) -> Floats:
+        """(5, L) sums over the anchors so far of their shares, for each N from 2 on.
+
+        S known and worst, then E[v · share] known and worst, then E[v] (all three 0 without positives). Sums of several
+        accumulators add up.
+        """
+        return self._scan.at_every_size(self._sums)
 
     def add(
         self,
-        candidates: NDArray[np.float32],
-        known: NDArray[np.float32],
-        worst: NDArray[np.float32] | None,
+        candidates: Histograms,
+        known: Histograms,
+        worst: Histograms | None,
         own: Floats | None,
         checkpoint: Callable[[], None],
     ) -> None:
-        """Take in the histograms of a block of anchors."""
-        others = self._rows - 1
-        counts = candidates.astype(np.float64)
-        push = self._x[:, None] * self._decay
-        phi = np.clip(counts @ self._decay / others, 1e-150, 1.0)
-        # c² ≤ n − 1 for any n values; beyond the smallest φ the quotient is noise.
-        spread = np.clip(counts @ self._decay**2 / others / phi**2 - 1.0, 0.0, others)
-        shrink = np.exp(-spread / max(others, 1))
-        stacked = [counts @ push, known.astype(np.float64) @ push]
-        if worst is not None:
-            stacked.append(worst.astype(np.float64) @ push)
-        targets = np.stack(stacked)
-        rest = np.broadcast_to(self._weights, phi.shape).copy()
-        positive = None
-        if own is not None:
-            # An InfoNCE update adds the positive to the denominator: exp(−t x⁺) multiplies the integrand.
-            positive = np.exp(-np.exp((own[:, None] - 1.0) / self._temperature) * self._t[None, :])
-        for size in range(2, self._largest + 1):
-            if size > 2:
-                # From m to m + 1 others: φ^m exp(−c² m(m−1)/2(n−1)) grows by φ exp(−c² m/(n−1)).
-                rest *= phi
-                phi *= shrink
-            if size % _PRUNE_EVERY == 0:
+        """Take in the histograms of a block of anchors.
+
+        Args:
+            candidates: (r, bins) what can be drawn beside each anchor: n − 1 others, or fewer where a sampler keeps some
+                out of its batches.
+            known: (r, bins) known false negatives among them.
+            worst: (r, bins) those and what the worst case counts; None where that is nothing.
+            own: (r,) similarity of the own positives; None for sentences.
+            checkpoint: Called often; may raise.
+        """
+        if candidates.sum(axis=1).max() > self._rows - 1:
+            raise ValueError(f"an anchor has more than {self._rows - 1} candidates")
+        block = self._integral.block(candidates)
+        total = block.mass(candidates)
+        layers = [block.mass(known)] if worst is None else [block.mass(known), block.mass(worst)]
+        for at, size in enumerate(self._scan.sizes):
+            if at % _CHECK_EVERY == 0:
                 checkpoint()
-                pieces = targets[0] * rest
-                alive = (pieces > _NEGLIGIBLE * pieces.max(axis=1, keepdims=True)).any(axis=0)
-                rest, phi, shrink, targets = (
-                    rest[:, alive],
-                    phi[:, alive],
-                    shrink[:, alive],
-                    targets[:, :, alive],
-                )
-                positive = None if positive is None else positive[:, alive]
+            survival = block.survival(size)
+            coefficients = block.coefficients(survival, size)
             # q sums to 1 over the candidates of an anchor; dividing by the sum takes the rule's error out.
-            mass = np.einsum("krt,rt->kr", targets, rest)
-            shares = mass[1:] / np.where(mass[0] > 0, mass[0], 1.0)
-            at = size - 2
-            self.sums[: len(shares), at] += shares.sum(axis=1)
-            if positive is not None:
-                updates = (size - 1) * np.einsum("krt,rt,rt->k", targets, rest, positive)
-                self.sums[4, at] += updates[0]
-                self.sums[2 : 1 + len(updates), at] += updates[1:]
-        if worst is None:
-            self.sums[1] = self.sums[0]
-            self.sums[3] = self.sums[2]
+            scale = _inverse(received(total, coefficients))
+            shares = [float(received(mass, coefficients) @ scale) for mass in layers]
+            self._sums[0, at] += shares[0]
+            self._sums[1, at] += shares[-1]
+            if own is not None:
+                # An InfoNCE update adds the positive to the denominator.
+                update = block.coefficients(survival * block.with_positive(own), size)
+                shares = [float(received(mass, update) @ scale) for mass in layers]
+                self._sums[2, at] += shares[0]
+                self._sums[3, at] += shares[-1]
+                self._sums[4, at] += received(total, update) @ scale
 
 
-def expected_maximum(candidates: NDArray[np.float32], centres: Floats, batch_size: int) -> float:
+class ShareGrid:
+    """Adds up S over blocks of anchors at given batch sizes and temperatures.
+
+    Args:
+        centres: (bins,) similarities of the histogram's bins.
+        rows: n, anchors in all.
+        sizes: Batch sizes N, each at most n/20.
+        temperatures: Each at least `integral.SMALLEST_TEMPERATURE`.
+    """
+
+    def __init__(
+        self, centres: Floats, rows: int, sizes: Sequence[int], temperatures: Sequence[float] = TEMPERATURES
+    ) -> None:
+        self._rows, self._sizes = rows, sizes
+        self._integrals = [PushIntegral(centres, temperature=t, largest=max(sizes)) for t in temperatures]
+        self.sums = np.zeros((2, len(temperatures), len(sizes)))
+        """(layers, temperatures, sizes) sums over the anchors so far; those of several grids add up."""
+
+    def add(
+        self,
+        candidates: Histograms,
+        known: Histograms,
+        worst: Histograms | None,
+        checkpoint: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Take in the histograms of a block of anchors, as `ShareAccumulator.add` does."""
+        for row, integral in enumerate(self._integrals):
+            block = integral.block(candidates)
+            total = block.mass(candidates)
+            layers = [block.mass(known)] if worst is None else [block.mass(known), block.mass(worst)]
+            for column, size in enumerate(self._sizes):
+                checkpoint()
+                coefficients = block.coefficients(block.survival(size), size)
+                scale = _inverse(received(total, coefficients))
+                shares = [float(received(mass, coefficients) @ scale) for mass in layers]
+                self.sums[:, row, column] += shares[0], shares[-1]
+
+    def shares(self) -> Floats:
+        """Return (layers, temperatures, sizes) S, 0–1, once all anchors are in: known pairs, then the worst case."""
+        return np.clip(self.sums / self._rows, 0.0, 1.0)
+
+
+def expected_maximum(candidates: Histograms, centres: Floats, batch_size: int) -> float:
     """Return the mean over anchors of the expected largest similarity of N − 1 candidates drawn without replacement.
 
     P(largest ≤ bin) = C(candidates up to the bin, N−1) / C(all, N−1), exact but for the bins' width.
@@ -179,11 +246,20 @@ def expected_maximum(candidates: NDArray[np.float32], centres: Floats, batch_siz
         centres: (bins,) similarities.
         batch_size: N.
     """
-    below = np.cumsum(candidates.astype(np.float64), axis=1)
+    below = np.cumsum(candidates, axis=1, dtype=np.float64).astype(np.int64)
     drawn = batch_size - 1
-    possible = below >= drawn
-    log_ways = np.full(below.shape, -np.inf)
-    log_ways[possible] = gammaln(below[possible] + 1) - gammaln(below[possible] - drawn + 1)
-    cumulative = np.exp(log_ways - log_ways[:, -1:])
-    probability = np.diff(cumulative, axis=1, prepend=0.0)
-    return float((probability @ centres).mean())
+    steps = np.diff(centres)
+    expected = 0.0
+    for count in np.unique(below[:, -1]):
+        # Many bins, few counts: C(k, N−1) / C(count, N−1) for every k ≤ count, then looked up.
+        up_to = np.arange(drawn, count + 1)
+        log_ways = gammaln(up_to + 1.0) - gammaln(up_to - drawn + 1.0)
+        probability = np.concatenate([np.zeros(drawn), np.exp(log_ways - log_ways[-1])])
+        rows = below[below[:, -1] == count, :-1]
+        expected += float((centres[-1] - probability[rows] @ steps).sum())
+    return expected / len(below)
+
+
+def _inverse(total: Floats) -> Floats:
+    """1 / total, and 0 where there is nothing to receive."""
+    return np.divide(1.0, total, out=np.zeros_like(total), where=total > 0)
