@@ -1,0 +1,175 @@
+"""What masking similar candidates does to S(N), without training: from the histograms of all pairs (STATISTICS §7).
+
+A masked candidate keeps its place in the batch and receives no push: x = 0. The rest of the anchor's push is shared out
+among its other candidates. An anchor all of whose candidates are masked pushes nothing, and counts neither above nor below
+the line: S after masking is E[Σ_i share of anchor i on false negatives] / E[number of anchors that push], both over batches.
+How many anchors push nothing is a figure of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import gammaln
+
+from probe_service.estimate.exact import ExactShares, SizeScan
+from probe_service.estimate.integral import BlockPush, Floats, Histograms, PushIntegral, received
+
+__all__ = ["Mask", "MaskAccumulator", "MaskEffect"]
+
+_FIGURES = 7
+
+
+@dataclass(frozen=True)
+class Mask:
+    """Which candidates an anchor does not push.
+
+    With `relative_to_positive`, those with s_ij > s_ii⁺ − `value`; else those with s_ij ≥ `value`. Both are read off the
+    histograms' bins, so that the limit is that of the nearest bin, within half its width (0.0005).
+
+    Args:
+        value: The margin, or the similarity.
+        relative_to_positive: Which of the two; needs positives.
+    """
+
+    value: float
+    relative_to_positive: bool
+
+    def keeps(self, centres: Floats, own: Floats | None, anchors: int) -> NDArray[np.bool_]:
+        """(r, bins) whether candidates in each bin stay."""
+        half = (centres[1] - centres[0]) / 2
+        if not self.relative_to_positive:
+            return np.broadcast_to(centres < self.value, (anchors, len(centres)))
+        if own is None:
+            raise ValueError("a margin needs positives")
+        kept: NDArray[np.bool_] = centres <= (own - self.value)[:, None] + half
+        return kept
+
+
+@dataclass(frozen=True)
+class MaskEffect:
+    """What one mask does, at N = 2, 3, …, L + 1; shares are 0–1.
+
+    Args:
+        mask: The mask.
+        shares: S after masking, of the anchors that still push; 0 where none does.
+        anchors_without_push: (L,) share of anchors all of whose candidates in a batch are masked.
+        masked_candidates: Share of all candidates that are masked, the same at every N.
+        true_push_lost: (L,) of the push on candidates that are not known to be false negatives, the share on masked ones.
+        false_push_caught: (L,) of the push on known false negatives, the share on masked ones; NaN where there is none.
+    """
+
+    mask: Mask
+    shares: ExactShares
+    anchors_without_push: Floats
+    masked_candidates: float
+    true_push_lost: Floats
+    false_push_caught: Floats
+
+    @classmethod
+    def from_sums(cls, mask: Mask, sums: Floats, *, rows: int) -> MaskEffect:
+        """Finish the sums of all blocks of `MaskAccumulator`, added up.
+
+        Args:
+            mask: The mask.
+            sums: (7, L) of this mask, see `MaskAccumulator.sums`.
+            rows: n, anchors in all.
+        """
+        pushing, known, worst, lost, caught, false, masked = sums
+        return cls(
+            mask,
+            ExactShares(_ratio(known, pushing, 0.0), _ratio(worst, pushing, 0.0), None, None),
+            np.clip(1.0 - pushing / rows, 0.0, 1.0),
+            float(masked[0] / rows / (rows - 1)),
+            _ratio(lost, rows - false, 0.0),
+            _ratio(caught, false, np.nan),
+        )
+
+
+class MaskAccumulator:
+    """Adds up the effect of masks over blocks of anchors, for every integer N up to `largest`.
+
+    Args:
+        centres: (bins,) similarities of the histograms' bins.
+        largest: Largest N.
+        temperature: T.
+        masks: The masks, each on its own.
+    """
+
+    def __init__(self, centres: Floats, *, largest: int, temperature: float, masks: Sequence[Mask]) -> None:
+        self._centres, self._masks = centres, masks
+        self._integral = PushIntegral(centres, temperature=temperature, largest=largest)
+        self._scan = SizeScan(largest)
+        self._sums = np.zeros((len(masks), _FIGURES, len(self._scan.sizes)))
+
+    @property
+    def sums(self) -> Floats:
+        """(masks, 7, L) sums over the anchors so far, for each N from 2 on.
+
+        P(pushes at all); that times the share on known false negatives after masking, and in the worst case; before masking:
+        the push on masked candidates that are not known, on masked ones that are, and on all that are known; masked candidates.
+        Sums of several accumulators add up.
+        """
+        return self._scan.at_every_size(self._sums)
+
+    def add(
+        self,
+        candidates: Histograms,
+        known: Histograms,
+        worst: Histograms | None,
+        own: Floats | None,
+        checkpoint: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Take in the histograms of a block of anchors, as `ShareAccumulator.add` does."""
+        before = self._integral.block(candidates)
+        total, false = before.mass(candidates), before.mass(known)
+        for mask, sums in zip(self._masks, self._sums, strict=True):
+            kept = mask.keeps(self._centres, own, len(candidates))
+            open_candidates, open_known = candidates * kept, known * kept
+            hidden = (candidates.sum(axis=1) - open_candidates.sum(axis=1)).astype(np.float64)
+            after = self._integral.block(open_candidates, masked=hidden)
+            open_total, open_false = before.mass(open_candidates), before.mass(open_known)
+            open_worst = open_false if worst is None else before.mass(worst * kept)
+            sums[6] += hidden.sum()
+            for at, size in enumerate(self._scan.sizes):
+                checkpoint()
+                usual = _shares(before, size, total, [false, open_false, open_total])
+                sums[3, at] += (1.0 - usual[2] - usual[0] + usual[1]).sum()
+                sums[4, at] += (usual[0] - usual[1]).sum()
+                sums[5, at] += usual[0].sum()
+                pushes = 1.0 - _all_drawn_from(hidden, after.candidates_each[:, 0], size - 1)
+                left = _shares(after, size, open_total, [open_false, open_worst])
+                sums[0, at] += pushes.sum()
+                sums[1, at] += left[0] @ pushes
+                sums[2, at] += left[1] @ pushes
+
+
+def _shares(block: BlockPush, size: int, total: Floats, parts: Sequence[Floats]) -> list[Floats]:
+    """(r,) each: of what the candidates behind `total` receive, the share of those behind each part."""
+    coefficients = block.coefficients(block.survival(size), size)
+    # The two blocks' grids differ in length where masking emptied the lowest bins; no candidate is left there.
+    points = min(coefficients.shape[1], total.shape[1])
+    coefficients = coefficients[:, :points]
+    whole = received(total[:, :points], coefficients)
+    scale = np.divide(1.0, whole, out=np.zeros_like(whole), where=whole > 0)
+    return [received(part[:, :points], coefficients) * scale for part in parts]
+
+
+def _all_drawn_from(some: Floats, candidates: Floats, drawn: int) -> Floats:
+    """P(all of `drawn` candidates are among `some` of them), C(some, drawn) / C(candidates, drawn)."""
+    possible = some >= drawn
+    log_share = np.full(len(some), -np.inf)
+    few, all_ = some[possible], candidates[possible]
+    log_share[possible] = (
+        gammaln(few + 1) - gammaln(few - drawn + 1) - gammaln(all_ + 1) + gammaln(all_ - drawn + 1)
+    )
+    share: Floats = np.exp(np.minimum(log_share, 0.0))
+    return share
+
+
+def _ratio(part: Floats, whole: Floats, otherwise: float) -> Floats:
+    positive = whole > 0
+    return np.where(positive, np.clip(part / np.where(positive, whole, 1.0), 0.0, 1.0), otherwise)
