@@ -76,7 +76,12 @@ def _reason(
     else:
         first = sizes.index(floor)
         worst = max(_upper(error) for error in errors[first:])
-        said = f"{what} is at most {worst:.2g} at every measured size from {floor} to {sizes[-1]}"
+        where = (
+            f"every measured size from {floor} to {sizes[-1]}"
+            if floor < sizes[-1]
+            else f"{floor} rows, the largest size measured"
+        )
+        said = f"{what} is at most {worst:.2g} at {where}"
         if first:
             said += f", and up to {_upper(errors[first - 1]):.2g} at {sizes[first - 1]}"
     said += f"; at most {largest_error:g} is asked for"
