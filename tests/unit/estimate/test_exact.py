@@ -1,15 +1,34 @@
 from __future__ import annotations
 
+import gzip
 import itertools
+import json
 import math
 
 import numpy as np
 import pytest
 
+from probe_service.encode import VectorCache, encode_with_cache, load_encoder
 from probe_service.estimate import Evidence
-from probe_service.estimate.exact import ExactShares, ShareAccumulator, expected_maximum
+from probe_service.estimate.exact import (
+    TEMPERATURES,
+    ExactShares,
+    ShareAccumulator,
+    ShareGrid,
+    SizeScan,
+    expected_maximum,
+)
+from probe_service.settings import Settings
 from probe_service.similarity import BIN_CENTRES, row_histograms
 from tests.oracles import similarity_rows, softmax_share, unit_rows
+from tests.unit.estimate.all_batches import (
+    CENTRES,
+    histogram,
+    others,
+    push_of_all_batches,
+    shares_of_random_batches,
+    small_corpus,
+)
 
 
 def exact(rows, candidates, groups, *, largest, temperature, floor=None, blocks=2):
@@ -137,3 +156,148 @@ def test_share_of_a_pair_with_its_definition_as_oracle():
     truth = total / (60 * math.comb(59, 2))
     found, _ = exact(rows, None, groups, largest=3, temperature=0.1)
     assert found.known[1] == pytest.approx(truth, rel=0.01)
+
+
+@pytest.mark.parametrize("paired", [False, True])
+@pytest.mark.parametrize("temperature", [0.01, 0.05, 0.2])
+def test_shares_against_all_batches(temperature, paired):
+    s, known = small_corpus(4, 9, paired=paired)
+    worst = known | (s > 0.4) & others(s)
+    accumulator = ShareAccumulator(CENTRES, lowest=-1.0, rows=9, largest=4, temperature=temperature)
+    accumulator.add(histogram(s, others(s)), histogram(s, known), histogram(s, worst), None, lambda: None)
+    found = ExactShares.from_sums(accumulator.sums, rows=9)
+    for size, error in ((2, 1e-6), (3, 2e-5), (4, 1e-2)):  # exact up to N = 3; N = 4 is far beyond n/20
+        push, _ = push_of_all_batches(s, size, temperature)
+        assert found.known[size - 2] == pytest.approx(push[known].sum(), abs=error)
+        assert found.worst[size - 2] == pytest.approx(push[worst].sum(), abs=error)
+
+
+def test_updates_against_all_batches():
+    """G = E[Σ v_i Σ_j w_ij p_ij] / E[Σ v_i], v_i w_ij = x_ij / (x_ii + Σ_j x_ij), for batches of two and of three."""
+    s, known = small_corpus(6, 8, paired=True)
+    temperature = 0.1
+    accumulator = ShareAccumulator(CENTRES, lowest=-1.0, rows=8, largest=3, temperature=temperature)
+    accumulator.add(histogram(s, others(s)), histogram(s, known), None, np.diag(s), lambda: None)
+    found = ExactShares.from_sums(accumulator.sums, rows=8)
+    for size in (2, 3):
+        false, everything = 0.0, 0.0
+        for batch in itertools.combinations(range(8), size):
+            for i in batch:
+                x = {j: math.exp(s[i, j] / temperature) for j in batch}
+                total = math.fsum(x.values())
+                false += math.fsum(x[j] for j in batch if known[i, j]) / total
+                everything += math.fsum(x[j] for j in batch if j != i) / total
+        assert found.known_update[size - 2] == pytest.approx(false / everything, abs=2e-5)
+
+
+def test_the_grid_of_sizes_and_temperatures_agrees_with_the_scan_and_with_batches():
+    rng = np.random.default_rng(1)
+    n, sizes = 400, (2, 9, 20)
+    labels = rng.integers(0, 50, n)
+    known = (labels[:, None] == labels[None, :]) & others(np.eye(n))
+    s = np.where(known, 0.6, 0.25) + 0.15 * rng.standard_normal((n, n))
+    s = np.rint(np.clip(s, -1, 1) * 1024) / 1024
+    worst = known | (s >= 0.5) & others(s)
+    layers = [histogram(s, mask) for mask in (others(s), known, worst)]
+    temperatures = (0.01, 0.05, 0.2)
+    parts = [ShareGrid(CENTRES, n, sizes, temperatures) for _ in range(2)]
+    parts[0].add(*(layer[:150] for layer in layers))
+    parts[1].add(*(layer[150:] for layer in layers))
+    parts[0].sums += parts[1].sums
+    found = parts[0].shares()
+    assert found.shape == (2, 3, 3)
+    for row, temperature in enumerate(temperatures):
+        accumulator = ShareAccumulator(CENTRES, lowest=-1.0, rows=n, largest=20, temperature=temperature)
+        accumulator.add(*layers, None, lambda: None)
+        scan = ExactShares.from_sums(accumulator.sums, rows=n)
+        at = [size - 2 for size in sizes]
+        np.testing.assert_allclose(found[:, row], [scan.known[at], scan.worst[at]], rtol=1e-5)
+        runs = shares_of_random_batches(s, known, 20, temperature, rng, batches=2000)[:, 0]
+        assert abs(found[0, row, 2] - runs.mean()) < 4 * runs.std() / len(runs) ** 0.5
+
+
+def test_every_size_is_known_from_some():
+    rng = np.random.default_rng(0)
+    similarities = rng.normal(0.3, 0.15, (30, 2400)).clip(-1, 1)
+    layers = [
+        np.stack([np.histogram(row, 2049, (-1.0005, 1.0005))[0] for row in part]).astype(np.float32)
+        for part in (similarities, similarities[:, :20] + 0.2)
+    ]
+    every = ShareGrid(CENTRES, 30, range(2, 121), [0.03])
+    every.add(*layers, None)
+    scan = SizeScan(120)
+    assert (scan.sizes[0], scan.sizes[-1]) == (2, 120)
+    assert len(scan.sizes) < 40
+    some = ShareGrid(CENTRES, 30, scan.sizes, [0.03])
+    some.add(*layers, None)
+    found = scan.at_every_size(some.shares()[0, 0])
+    np.testing.assert_allclose(found, every.shares()[0, 0], rtol=0, atol=1e-6)
+    np.testing.assert_array_equal(SizeScan(9).at_every_size(np.arange(8.0)), np.arange(8.0))
+
+
+def test_temperatures_are_evenly_spaced_and_hold_the_default():
+    assert len(TEMPERATURES) == 20
+    assert (TEMPERATURES[0], TEMPERATURES[10], TEMPERATURES[-1]) == (0.01, 0.05, 0.2)
+    steps = np.diff(np.log(TEMPERATURES))
+    assert steps.min() > 0.15
+    assert steps.max() < 0.165
+
+
+def test_temperatures_out_of_range_and_candidates_too_many_are_refused():
+    with pytest.raises(ValueError, match="have to be sampled"):
+        ShareGrid(CENTRES, 10, [2], [0.002])
+    s, known = small_corpus(1, 5)
+    accumulator = ShareAccumulator(CENTRES, lowest=-1.0, rows=4, largest=2, temperature=0.05)
+    with pytest.raises(ValueError, match="more than 3 candidates"):
+        accumulator.add(histogram(s, others(s)), histogram(s, known), None, None, lambda: None)
+
+
+def test_bins_cost_next_to_nothing_on_real_vectors(labelled_corpora, tmp_path):
+    """S of 40 anchors among 300 utterances at seven temperatures, from bins and from the similarities themselves.
+
+    At N = 3 the oracle is the definition, a sum over pairs of candidates. At N = n/20 it is the integral over t, drawn without
+    replacement to first order, by a rule of its own with twice the points.
+    """
+    with gzip.open(labelled_corpora / "labels" / "hwu64.jsonl.gz", "rt", encoding="utf-8") as lines:
+        rows = [json.loads(line) for line in lines]
+    n, anchors, size, temperatures = 300, 40, 15, TEMPERATURES[::3]
+    some = [rows[i] for i in np.random.default_rng(3).permutation(len(rows))[:n]]
+    loaded = load_encoder("minilm", Settings())
+    cache = VectorCache(tmp_path, loaded.info.fingerprint, loaded.info.dimension)
+    vectors = encode_with_cache(loaded, [row["text"] for row in some], cache).vectors
+    labels = np.unique([row["label"] for row in some], return_inverse=True)[1]
+    evidence = Evidence.from_keys(None, None, [row["label"] for row in some])
+    grid = ShareGrid(BIN_CENTRES, anchors, [2, 3, size], temperatures)
+    for found in row_histograms(
+        vectors,
+        None,
+        block=slice(0, anchors),
+        thresholds=(),
+        known=lambda block: evidence.known_pairs(np.arange(n)[None, :], block),
+        unjudged=None,
+        worst_case_similarity=None,
+        checkpoint=lambda: None,
+    ):
+        grid.add(found.candidates, found.known, found.worst)
+    expected = np.zeros((len(temperatures), 3))
+    for i in range(anchors):
+        rest = np.arange(n) != i
+        s = np.clip(vectors.astype(np.float64) @ vectors[i].astype(np.float64), -1, 1)[rest]
+        known = labels[rest] == labels[i]
+        for row, temperature in enumerate(temperatures):
+            log_x = (s - s.max()) / temperature
+            x = np.exp(log_x)
+            against = x[:, None] / (x[:, None] + x[None, :])
+            np.fill_diagonal(against, 0.0)
+            expected[row, 0] += known.mean()
+            expected[row, 1] += against[known].sum() * 2 / (n - 1) / (n - 2)
+            t = np.exp(np.arange(np.log(1e-6), np.log(50) - log_x.min(), np.log(2) / 2))
+            y = np.exp(-x[:, None] * t)
+            drawn, total = size - 2, y.sum(axis=0)
+            spread = (y**2).mean(axis=0) / y.mean(axis=0) ** 2 - 1
+            survival = y.mean(axis=0) ** drawn * np.exp(-spread * drawn * (drawn - 1) / 2 / (n - 2)) * t
+            push = (x[:, None] * y * np.maximum(1 - drawn * y / total * (n - 1) / (n - drawn), 0)) @ survival
+            expected[row, 2] += push[known].sum() / push.sum()
+    error = np.abs(grid.shares()[0] - expected / anchors)
+    assert error.max() < 1e-4
+    assert error[:, 1].max() < 1e-5
