@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime as dt
-import importlib.metadata
 import json
-import platform
 import shutil
 import socket
 import sys
@@ -18,26 +15,25 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from probe_service.advise import advise, worst_case_assumption
-from probe_service.estimate import ShareScan, curve_point
+from probe_service.describe import describe_evidence, describe_sampling, versions, warnings
+from probe_service.estimate import BorrowedCurve, MatchedGaussian, borrowed_curve, curve_point
+from probe_service.measure import Batches, Histograms, References, Shares, SimilarPairs, Task
 from probe_service.schemas import (
-    CONFIDENCE_LEVEL,
-    SIMILARITY_THRESHOLDS,
     BatchSizeLimit,
-    CorpusKind,
     CurvePoint,
     DropEffect,
-    EvidenceInfo,
     Phase,
     ProbeReport,
     ProbeRequest,
     Progress,
-    ReportWarning,
     RunInfo,
-    SamplingInfo,
 )
 from probe_service.settings import Settings
-from probe_service.workspace import Workspace
+from probe_service.workspace import Population, Workspace
 
 __all__ = ["Executor", "probe", "run_probe"]
 
@@ -150,35 +146,73 @@ def run_probe(
         clock.step(f"encode part {part}", work.encode, part)
     clock.step("gather the vectors", work.gather)
 
-    complete = work.evidence.unjudged_rows is None
-    deduplicate = bool(work.rows_to_drop) and len(work.anchors) - len(work.rows_to_drop) >= 2
-    measuring = sum(len(work.batch_parts(size)) + len(work.reference_parts(size)) for size in work.sizes)
-    scans = [False, True] if deduplicate else [False]
-    measuring += sum(len(work.scan_parts(deduplicated=scan)) for scan in scans) + 3
-    measuring += sum(len(work.exact_parts(deduplicated=scan)) for scan in scans)
-    clock.begin(Phase.MEASURING, measuring, "steps")
+    for part in range(work.view_parts):
+        clock.step(f"compare views {part}", work.compare_views, part)
     clock.step("find the worst case's similarity", work.find_floor)
-    for scan in scans:
-        for exact_part in work.exact_parts(deduplicated=scan):
-            clock.step(f"look at all pairs {exact_part}", lambda part=exact_part: work.measure_exact(part))
-    for size in work.sizes:
-        for batch_part in work.batch_parts(size):
-            clock.step(f"measure {batch_part}", lambda part=batch_part: work.measure(part))
-        for batch_part in work.reference_parts(size):
-            clock.step(f"measure beside {batch_part}", lambda part=batch_part: work.measure_reference(part))
-        clock.curve.append(_point(work, size))
-    for scan in scans:
-        for scan_part in work.scan_parts(deduplicated=scan):
-            clock.step(f"scan {scan_part}", lambda part=scan_part: work.scan(part))
-    clock.step("find the most similar pairs", work.find_pairs)
-    clock.step("count similarities", work.count_similarities)
+    population = work.population
+    borrowed = borrowed_curve(work.encoder_info.name, work.encoder_info.revision)
+
+    def shares_of(rows: Population, places: NDArray[np.int64] | None) -> Shares:
+        return Shares(rows, work.sizes, request, lambda: work.training_rows(places), borrowed, work.scratch)
+
+    shares = shares_of(population, None)
+    distinct = None
+    if len(work.distinct_rows) < len(population) and len(work.distinct_rows) >= max(2, min(work.sizes)):
+        distinct = shares_of(work.distinct_population, work.distinct_rows)
+    gaussians = [
+        MatchedGaussian.fit(side) for side in (population.anchors, population.positives) if side is not None
+    ]
+    at_sizes = [
+        (
+            shares.batches(size),
+            References(
+                population,
+                gaussians,
+                size,
+                temperature=request.temperature,
+                k=request.top_k,
+                scratch=work.scratch,
+            ),
+        )
+        for size in work.sizes
+    ]
+    pairs, histograms = SimilarPairs(work), Histograms(population, work.scratch)
+    # The points of the curve need the figures of all pairs, so these come first.
+    before: list[Task] = [] if shares.all_pairs is None else [shares.all_pairs]
+    after = [task for task in shares.tasks(measured=work.sizes) if task not in before]
+    after += [] if distinct is None else distinct.tasks()
+    after += [pairs, histograms]
+    tasks = [*before, *(task for both in at_sizes for task in both), *after]
+    clock.begin(Phase.MEASURING, sum(len(task.parts()) for task in tasks), "steps")
+
+    def run(task: Task) -> None:
+        for part in task.parts():
+            clock.step(f"{type(task).__name__} {part}", lambda part=part: task.run(part))
+
+    for task in before:
+        run(task)
+    for batches, references in at_sizes:
+        run(batches)
+        run(references)
+        clock.curve.append(_point(batches, references, shares))
+    for rest in after:
+        run(rest)
 
     clock.begin(Phase.ADVISING, 1, "reports")
     report = _report(
-        work, request, clock, job_id=job_id, started=started, complete=complete, deduplicate=deduplicate
+        work,
+        request,
+        clock,
+        shares,
+        distinct,
+        borrowed,
+        pairs,
+        histograms,
+        job_id=job_id,
+        started=started,
     )
     # Copied, not moved: after a crash here the report is made again from what the steps left.
-    shutil.copyfile(work.pairs_file, folder / "pairs.jsonl")
+    shutil.copyfile(pairs.file, folder / "pairs.jsonl")
     partial = folder / "report.json.partial"
     partial.write_text(report.model_dump_json(), encoding="utf-8")
     partial.replace(finished)
@@ -257,15 +291,14 @@ class _Clock:
         )
 
 
-def _point(work: Workspace, size: int) -> CurvePoint:
+def _point(batches: Batches, references: References, shares: Shares) -> CurvePoint:
     return curve_point(
-        size,
-        work.size_measurements(size),
-        work.evidence,
-        work.plan,
-        thresholds=SIMILARITY_THRESHOLDS,
-        ordered_pairs=work.positives is not None,
-        exact=work.exact_figures(size),
+        batches.size,
+        batches.result(),
+        references.result(),
+        shares.setting,
+        candidates_per_anchor=shares.softmaxes.candidates_per_anchor(batches.size),
+        exact=None if shares.all_pairs is None else shares.all_pairs.figures(batches.size),
     )
 
 
@@ -273,25 +306,26 @@ def _report(
     work: Workspace,
     request: ProbeRequest,
     clock: _Clock,
+    shares: Shares,
+    distinct: Shares | None,
+    borrowed: BorrowedCurve | None,
+    pairs: SimilarPairs,
+    histograms: Histograms,
     *,
     job_id: str,
     started: str,
-    complete: bool,
-    deduplicate: bool,
 ) -> ProbeReport:
-    evidence = _evidence(work, complete=complete)
+    evidence = describe_evidence(work, shares, borrowed)
     assumption = worst_case_assumption(work.floor["similarity"])
-    scan = work.share_scan(deduplicated=False)
-    n_max = _limit(scan, request.budget, assumption, work)
-    drop = _drop_effect(work, request.budget, assumption) if deduplicate else None
+    n_max = _limit(shares, request, assumption)
     advice = advise(
         clock.curve,
         n_max,
-        drop,
+        None if distinct is None else _drop_effect(work, distinct, request, assumption),
         work.corpus_info,
         evidence,
         budget=request.budget,
-        complete=complete,
+        complete=shares.setting.complete,
         assumption=assumption,
     )
     keep = [*work.sizes, *([n_max.value, n_max.value + 1] if n_max.value else [])]
@@ -301,161 +335,46 @@ def _report(
             created_at=started,
             finished_at=_now(),
             host=socket.gethostname(),
-            versions=_versions(),
+            versions=versions(),
         ),
         request=request,
         corpus=work.corpus_info,
         encoder=work.encoder_info,
         evidence=evidence,
-        sampling=_sampling(work, request),
+        sampling=describe_sampling(work, shares, request),
         curve=clock.curve,
-        scan=scan.thinned(keep) if scan else [],
-        histogram=work.histogram(),
-        pairs=work.similar_pairs(SHOWN_PAIRS),
+        scan=shares.scan.thinned(keep) if shares.scan else [],
+        histogram=histograms.result(),
+        pairs=pairs.result(SHOWN_PAIRS),
         advice=advice,
-        warnings=_warnings(work, complete=complete),
+        warnings=warnings(work, shares, request),
         timings={phase: round(seconds, 3) for phase, seconds in clock.seconds.items()},
     )
 
 
-def _limit(scan: ShareScan | None, budget: float, assumption: str, work: Workspace) -> BatchSizeLimit:
-    if scan is not None:
-        return scan.limit(budget, assumption=assumption)
-    return BatchSizeLimit(
-        value=None,
-        tested_up_to=0,
-        exceeded=False,
-        reason=f"{work.corpus_info.rows_encoded} of {work.corpus_info.rows_usable} rows were encoded: too few for any interval",
-    )
+def _limit(shares: Shares, request: ProbeRequest, assumption: str) -> BatchSizeLimit:
+    plan = shares.population.plan
+    if shares.scan is None:
+        return BatchSizeLimit(
+            value=None,
+            tested_up_to=0,
+            exceeded=False,
+            reason=f"{plan.rows_encoded} of {plan.rows_usable} rows were encoded: too few for any interval",
+        )
+    limit = shares.scan.limit(request.budget, assumption=assumption)
+    if limit.value is None:
+        return limit
+    return limit.model_copy(update={"per_device": limit.value // shares.setting.devices})
 
 
-def _drop_effect(work: Workspace, budget: float, assumption: str) -> DropEffect:
-    scan = work.share_scan(deduplicated=True)
+def _drop_effect(work: Workspace, distinct: Shares, request: ProbeRequest, assumption: str) -> DropEffect:
+    scan = distinct.scan
     return DropEffect(
         rows_to_drop=work.rows_to_drop,
-        rows_remaining=len(work.anchors) - len(work.rows_to_drop),
-        n_max_after=None if scan is None else scan.limit(budget, assumption=assumption),
-        share_after=[] if scan is None else [scan.point(size) for size in work.sizes if size <= scan.largest],
+        rows_remaining=len(distinct.population),
+        n_max_after=None if scan is None else _limit(distinct, request, assumption),
+        share_after=[] if scan is None else [scan.point(size) for size in work.sizes if size in scan.sizes],
     )
-
-
-def _evidence(work: Workspace, *, complete: bool) -> EvidenceInfo:
-    rows = len(work.anchors)
-    known = int(work.evidence.false_negative_counts().sum())
-    labelled = work.evidence.group is not None
-    if labelled and complete:
-        description = (
-            "Every row has a group, which is taken as a complete judgement: rows of one group mean the same, rows of "
-            "different groups do not."
-        )
-    elif labelled:
-        description = "Rows with a group are judged; pairs with a row without a group are unjudged, unless their texts are equal."
-    else:
-        description = (
-            "Nothing is known about the rows but their texts: equal texts certainly mean the same, all other pairs are "
-            "unjudged."
-        )
-    return EvidenceInfo(
-        tier="labelled" if labelled else "certain",
-        description=description,
-        known_false_negative_pairs=known,
-        ordered_pairs=rows * (rows - 1),
-        unjudged_pair_share=work.evidence.unjudged_pair_share(),
-        worst_case_similarity=work.floor["similarity"],
-        worst_case_source=work.floor["source"],
-    )
-
-
-def _sampling(work: Workspace, request: ProbeRequest) -> SamplingInfo:
-    plan = work.plan
-    exact_up_to = work.exact_up_to(deduplicated=False)
-    return SamplingInfo(
-        method="exact" if exact_up_to else "sampled",
-        exact_up_to=exact_up_to or None,
-        sampler="random",
-        confidence_level=CONFIDENCE_LEVEL,
-        seed=request.seed,
-        num_repeats=request.num_repeats,
-        top_k=request.top_k,
-        temperature=request.temperature,
-        sub_pools=None if plan.whole_corpus else 20,
-        interval=_interval_in_words(whole_corpus=plan.whole_corpus, exact_up_to=exact_up_to),
-        largest_size_with_interval=plan.largest_size_with_interval,
-    )
-
-
-def _interval_in_words(*, whole_corpus: bool, exact_up_to: int) -> str:
-    if not whole_corpus:
-        return "A sample of the rows is encoded: intervals come from 20 disjoint random sub-pools of it."
-    sampled = "Every usable row is encoded: intervals hold the Monte Carlo error of drawing batches."
-    if not exact_up_to:
-        return sampled
-    return (
-        f"{sampled} Up to N = {exact_up_to} the shares S and G, the hardest negative and the expected pairs above a similarity "
-        "come from all pairs of the corpus and have no such error."
-    )
-
-
-def _warnings(work: Workspace, *, complete: bool) -> list[ReportWarning]:
-    said: list[ReportWarning] = []
-
-    def warn(code: str, message: str) -> None:
-        said.append(ReportWarning(code=code, message=message))
-
-    corpus, encoder = work.corpus_info, work.encoder_info
-    if encoder.backend != "none" and encoder.revision is not None and not encoder.revision_pinned:
-        warn(
-            "revision_not_pinned",
-            f"{encoder.name} was loaded at commit {encoder.revision}, which is not pinned here; name it to repeat this.",
-        )
-    if corpus.kind is CorpusKind.TUPLES:
-        warn(
-            "hard_negatives_not_counted",
-            f"The {corpus.hard_negatives} hard negatives were read and counted, but are no candidates here: the figures "
-            "speak of in-batch negatives.",
-        )
-    if corpus.columns.label is not None and work.evidence.group is None:
-        warn(
-            "label_not_used",
-            f"The column {corpus.columns.label!r} was not taken as meaning: a topic is no meaning. Set label_is_meaning if "
-            "rows with one label mean the same.",
-        )
-    contradictions = work.evidence.contradictions()
-    if contradictions:
-        warn(
-            "groups_contradict_texts",
-            f"{contradictions} ordered pairs have equal texts but different groups; they are counted as false negatives.",
-        )
-    if not complete:
-        warn(
-            "unjudged_pairs",
-            "Most pairs are unjudged: S is given as a lower bound (certain pairs) and a worst case, not as an estimate.",
-        )
-    if corpus.truncated is not None and corpus.truncated.collisions:
-        warn(
-            "truncation_collisions",
-            f"{corpus.truncated.collisions} rows equal another only after the tokenizer cut them; they are not counted as "
-            "false negatives.",
-        )
-    beyond = [size for size in work.sizes if size > work.plan.largest_size_with_interval]
-    if beyond:
-        warn(
-            "no_interval",
-            f"Sizes {beyond} are above {work.plan.largest_size_with_interval} (a twentieth of the encoded rows): their values "
-            "stand without an interval, and no verdict rests on them.",
-        )
-    return said
-
-
-def _versions() -> dict[str, str]:
-    names = ("probe-service", "numpy", "scipy", "torch", "sentence-transformers", "transformers")
-    versions = {"python": platform.python_version()}
-    for name in names:
-        with contextlib.suppress(
-            importlib.metadata.PackageNotFoundError
-        ):  # e.g. run from a checkout on the path
-            versions[name] = importlib.metadata.version(name)
-    return versions
 
 
 def _now() -> str:

@@ -294,11 +294,22 @@ class Nulls(Noun):
     isotropic: Estimate | None = Field(description="Directions drawn at random, as in the paper's footnote.")
 
 
+class HardNegativeShares(Noun):
+    """What falls to the rows' own hard negatives: a population of its own, never judged like random pairs."""
+
+    own_push: Estimate = Field(description="Share of an anchor's push on its own row's hard negatives.")
+    own_false: Estimate = Field(description="Share of the push on known false ones among them; part of S.")
+    other_push: Estimate = Field(description="The same on other rows' hard negatives.")
+    other_false: Estimate
+
+
 class CurvePoint(Noun):
     """Everything measured at one batch size; each figure is an expectation over batches of the corpus."""
 
-    batch_size: int
-    num_batches: int = Field(description="Independent batches behind the sampled figures.")
+    batch_size: int = Field(description="N: rows that are compared with each other.")
+    per_device_batch_size: int = Field(description="N / world_size where gathered, else N.")
+    candidates_per_anchor: int = Field(description="Negatives in an anchor's softmax, hard ones included.")
+    num_batches: int = Field(description="Batches behind the sampled figures.")
     negative_pairs_per_batch: int = Field(description="N(N−1)/2 for sentences, N(N−1) for pairs.")
     top_k: list[Estimate | None] = Field(
         description="Expected r-th largest similarity of all negative pairs, r = 1…k."
@@ -319,6 +330,15 @@ class CurvePoint(Noun):
     certain_share: Estimate | None = Field(
         None,
         description="S(N) from equal texts and listed positives alone: a lower bound that needs no labels.",
+    )
+    inferred_share: Estimate | None = Field(
+        description="S(N) with the pairs counted that chains of known links join; null where chains add none."
+    )
+    borrowed_share: float | None = Field(
+        description="A scenario without interval: S(N) if unjudged pairs followed a curve p(s) learnt elsewhere."
+    )
+    hard_negatives: HardNegativeShares | None = Field(
+        description="Null where hard negatives are no candidates."
     )
     worst_case: Estimate | None = Field(
         description="S(N) if every unjudged pair with similarity ≥ s₀ were a false negative."
@@ -441,6 +461,15 @@ class EncoderInfo(Noun):
     fingerprint: str = Field(description="Key of the cache of vectors.")
 
 
+class Chains(Noun):
+    """Where chains of known links lead: rows that are joined by others, although nothing says that they mean the same."""
+
+    components: int = Field(description="Sets of at least two rows that chains join.")
+    largest_component_rows: int
+    largest_component: list[int] = Field(description="Row numbers of the largest set; the first 1,000.")
+    inferred_pairs: int = Field(description="Ordered pairs that chains join and nothing else judges.")
+
+
 class EvidenceInfo(Noun):
     """What is known about which pairs are false negatives."""
 
@@ -453,6 +482,10 @@ class EvidenceInfo(Noun):
     unjudged_pair_share: Share = Field(description="Share of ordered pairs that nothing is known about.")
     worst_case_similarity: float | None
     worst_case_source: str
+    chains: Chains | None = Field(description="Null where chains add no pair.")
+    borrowed_source: str | None = Field(
+        description="Where p(s) of the borrowed scenario comes from; null without it."
+    )
 
 
 class VerdictKind(StrEnum):
@@ -473,10 +506,17 @@ class Verdict(Noun):
 
 
 class BatchSizeLimit(Noun):
-    """n_max: the largest N whose upper limit keeps within the budget at every integer from 2 to N."""
+    """n_max: the largest N whose upper limit keeps within the budget at every size tested up to N."""
 
-    value: int | None = Field(description="null if even a batch of 2 is above the budget.")
+    value: int | None = Field(description="null if even the smallest batch is above the budget.")
+    per_device: int | None = Field(
+        None,
+        description="Rows of one device in such a batch; null where `value` is, or where it speaks of no training run.",
+    )
     tested_up_to: int
+    every_integer: bool = Field(
+        True, description="Whether every integer from the smallest size on was tested, or a ladder of them."
+    )
     exceeded: bool = Field(
         description="False: no tested size exceeded the budget, so n_max is at least `value`."
     )
@@ -600,6 +640,23 @@ class RunInfo(Noun):
     versions: dict[str, str]
 
 
+class SamplerShortfall(Noun):
+    """What one epoch of a sampler did not do with the rows; counts of rows and of devices' batches."""
+
+    batch_size: int
+    rows: int
+    rows_left_out: int = Field(description="Rows in no batch of the epoch, for whatever reason.")
+    rows_repeated: int = Field(description="Places that a row took for the second or third time.")
+    remainder_rows: int = Field(description="Rows left over when batches are filled (drop_last).")
+    rows_delayed: int = Field(description="Rows that met a duplicate and waited for a later batch.")
+    short_batches: int
+    batches_expected: int = Field(description="Batches that the sampler announces.")
+    batches_resampled: int = Field(description="Batches that repeat rows to make up for those prevented.")
+    batches_missing: int
+    batches_not_dealt: int = Field(description="Full batches left over when every device needs one.")
+    small_sources: list[str] = Field(description="Sources with too few rows for one full batch.")
+
+
 class SamplingInfo(Noun):
     """How batches were drawn and intervals made."""
 
@@ -607,7 +664,10 @@ class SamplingInfo(Noun):
     exact_up_to: int | None = Field(
         description="Largest N whose S, G, hardest negative and expected pairs come from all pairs, without batches."
     )
-    sampler: Literal["random"]
+    sampler: SamplerKind
+    shortfall: list[SamplerShortfall] = Field(
+        description="What an epoch of each size leaves undone; empty for random batches."
+    )
     confidence_level: float
     seed: int
     num_repeats: int
@@ -916,7 +976,7 @@ class ComparedSide(Noun):
     request: ProbeRequest
     corpus: CorpusInfo
     encoder: EncoderInfo
-    n_max: BatchSizeLimit
+    n_max: BatchSizeLimit | None = Field(description="null where too few rows are encoded for any interval.")
 
 
 class ComparisonReport(Noun):

@@ -1,13 +1,14 @@
-"""The work of one probe, cut into short steps that each leave a file: so that a crash costs one step.
+"""What a probe lays out before it measures: the rows that were read, their vectors, and what is known about them.
 
 Every public method of `Workspace` is a step: it reads what earlier steps left in the folder, does at most about two
 seconds of work (or calls `checkpoint` at least twice a second), writes its result atomically, and returns small JSON.
+What is then measured on a `Population` of the rows is in `measure`.
 """
 
 from __future__ import annotations
 
 import json
-import os
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -15,115 +16,149 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from probe_service.corpus import Corpus, load_corpus, normalize_text, read_corpus, save_corpus
+from probe_service.corpus import (
+    Corpus,
+    TrainingRows,
+    load_corpus,
+    normalize_text,
+    read_corpus,
+    save_corpus,
+    softmax_candidates,
+)
 from probe_service.encode import (
     LoadedEncoder,
     VectorCache,
     default_encoder_name,
+    dropout_similarities,
     encode_with_cache,
     load_encoder,
     same_meaning_similarity_floor,
 )
 from probe_service.encode.protocol import to_unit_length
 from probe_service.errors import CorpusError, RequestError
-from probe_service.estimate import (
-    SUB_POOLS,
-    WHOLE,
-    Evidence,
-    ExactFigures,
-    ExactShares,
-    MatchedGaussian,
-    Reference,
-    SamplingPlan,
-    ShareAccumulator,
-    ShareScan,
-    SizeMeasurements,
-    exact_scan,
-    expected_maximum,
-    isotropic,
-    scan_shares,
-)
-from probe_service.losses.numerics import DTYPES, gradient_errors
+from probe_service.estimate import SUB_POOLS, Evidence, SamplingPlan
 from probe_service.schemas import (
-    SIMILARITY_THRESHOLDS,
     CorpusInfo,
+    Direction,
     EncoderInfo,
     ExcludedRows,
-    Histogram,
     ProbeRequest,
-    SimilarPair,
+    SamplerKind,
     TruncatedRows,
 )
+from probe_service.scratch import Scratch
 from probe_service.settings import Settings
-from probe_service.similarity import (
-    BIN_CENTRES,
-    BatchMeasurements,
-    batch_top_k,
-    measure_batches,
-    measure_windows,
-    noise_similarity,
-    row_histograms,
-    stack_size,
-    top_pairs,
-)
 
-__all__ = ["BatchPart", "ExactPart", "ScanPart", "Workspace"]
+__all__ = ["DEFAULT_LARGEST_SIZE", "SHORTEST_SCAN", "HardNegatives", "Population", "Workspace"]
 
-REFERENCE_BATCHES = 20
-"""Batches behind each null and the noise series: t with 19 degrees of freedom."""
-NOISE_PER_ROW = 3
-"""The paper's M = 3 × batch size."""
 DEFAULT_LARGEST_SIZE = 1024
 SHORTEST_SCAN = 256
-"""The scan for n_max goes at least this far, where there are the rows, however small the sizes asked for."""
-LARGEST_EXACT_CORPUS = 50_000
-"""Rows up to which all pairs are looked at; their number grows with the square."""
+"""The search for n_max goes at least this far, where there are the rows, however small the sizes asked for."""
 LISTED_ROWS = 1000
-KEPT_PAIRS = 1000
-HISTOGRAM_BINS = 100
 
-_STEP_SECONDS = 1.0
 _CHARACTERS_PER_PART = 24_000
 _TEXTS_PER_PART = 512
 
-Checkpoint = Callable[[], None]
+
+@dataclass(frozen=True)
+class HardNegatives:
+    """The rows' own hard negatives, one after the other.
+
+    Args:
+        vectors: (q, d) float32 unit rows.
+        first: (m,) int64, place of each row's first one.
+        count: (m,) int64, how many each row has.
+        per_row: h, how many each row brings into a batch.
+        keys: (q,) their normalised texts.
+        groups: (q,) the group of the row whose text they repeat, where there is one; None otherwise.
+    """
+
+    vectors: NDArray[np.float32]
+    first: NDArray[np.int64]
+    count: NDArray[np.int64]
+    per_row: int
+    keys: tuple[str, ...]
+    groups: tuple[str | None, ...]
 
 
 @dataclass(frozen=True)
-class BatchPart:
-    """Some batches of one size: `count` from number `first` on, drawn from one pool of rows."""
+class Population:
+    """The m rows that batches are drawn from, and what is known about them.
 
-    size: int
-    pool: int
-    first: int
-    count: int
+    Args:
+        name: Tells this selection of rows from another one of the same probe.
+        anchors: (m, d) float32 unit rows.
+        positives: (m, d), None for sentences.
+        own_similarity: (m,) s_ii⁺ of sentences from two passes with dropout; None where there are none.
+        anchor_keys, positive_keys: (m,) normalised texts; None where there are none (supplied vectors: their bytes).
+        groups: (m,) None where unjudged; None without groups.
+        sources: (m,) the data set that each row comes from; None if all come from one.
+        evidence: Which candidates of which anchors are known false negatives (query to doc).
+        hard_negatives: None where none are candidates.
+        plan: How random batches are drawn.
+        floor: s₀ of the worst case; None counts every unjudged pair.
+    """
 
+    name: str
+    anchors: NDArray[np.float32]
+    positives: NDArray[np.float32] | None
+    own_similarity: NDArray[np.float32] | None
+    anchor_keys: Sequence[str | bytes]
+    positive_keys: Sequence[str] | None
+    groups: Sequence[str | None] | None
+    sources: Sequence[str] | None
+    evidence: Evidence
+    hard_negatives: HardNegatives | None
+    plan: SamplingPlan
+    floor: float | None
 
-@dataclass(frozen=True)
-class ScanPart:
-    """Some permutations of the scan over all integers; `deduplicated` leaves repeated rows out."""
+    def __len__(self) -> int:
+        return len(self.anchors)
 
-    length: int
-    pool: int
-    first: int
-    count: int
-    deduplicated: bool
+    def subset(self, name: str, rows: NDArray[np.int64], seed: int) -> Population:
+        """Some of the rows, with batches of their own; what anchors accept stays as learnt from all."""
 
+        def take(column: Any) -> Any:
+            if column is None:
+                return None
+            return column[rows] if isinstance(column, np.ndarray) else [column[row] for row in rows]
 
-@dataclass(frozen=True)
-class ExactPart:
-    """Some anchors of the pass over all pairs; `deduplicated` leaves repeated rows out."""
-
-    first: int
-    stop: int
-    deduplicated: bool
+        dropped = len(self) - len(rows)
+        negatives = self.hard_negatives
+        if negatives is not None:
+            negatives = HardNegatives(
+                negatives.vectors,
+                negatives.first[rows],
+                negatives.count[rows],
+                negatives.per_row,
+                negatives.keys,
+                negatives.groups,
+            )
+        return Population(
+            name=name,
+            anchors=self.anchors[rows],
+            positives=take(self.positives),
+            own_similarity=take(self.own_similarity),
+            anchor_keys=take(self.anchor_keys),
+            positive_keys=take(self.positive_keys),
+            groups=take(self.groups),
+            sources=take(self.sources),
+            evidence=self.evidence.subset(rows),
+            hard_negatives=negatives,
+            plan=SamplingPlan(
+                rows_usable=self.plan.rows_usable - dropped,
+                rows_encoded=self.plan.rows_encoded - dropped,
+                num_repeats=self.plan.num_repeats,
+                seed=seed,
+            ),
+            floor=self.floor,
+        )
 
 
 class Workspace:
-    """A folder with one probe's intermediate results.
+    """A folder with one probe's rows and vectors.
 
     Args:
         request: What was asked.
@@ -141,32 +176,31 @@ class Workspace:
         name: str,
         folder: Path,
         settings: Settings,
-        checkpoint: Checkpoint,
+        checkpoint: Callable[[], None],
     ) -> None:
         self._request, self._source, self._name = request, source, name
-        self._folder, self._settings, self._checkpoint = folder, settings, checkpoint
-        folder.mkdir(parents=True, exist_ok=True)
+        self._settings, self._checkpoint = settings, checkpoint
+        self.scratch = Scratch(folder, checkpoint)
 
-    # ------------------------------------------------------------------------------------------------- read and encode
+    # ------------------------------------------------------------------------------------------------------------ steps
 
     def read(self) -> dict[str, Any]:
         """Read and check the corpus; keep at most the rows that the request needs."""
-        # Enough rows for intervals at the largest size, and for the scan to n_max.
-        largest = max(*(self._request.batch_sizes or (DEFAULT_LARGEST_SIZE,)), SHORTEST_SCAN)
         corpus = read_corpus(
             self._source,
             self._request.corpus,
-            sample_size=self._request.corpus.max_rows or SUB_POOLS * largest,
+            sample_size=self._request.corpus.max_rows or self._default_rows(),
             rng=np.random.default_rng([self._request.seed, 0]),
             name=self._name,
             max_row_bytes=self._settings.max_row_bytes,
             on_progress=lambda _done, _total: self._checkpoint(),
         )
+        self._check(corpus)
         self._sizes(corpus.info)
-        save_corpus(corpus, self._folder / "corpus")
+        save_corpus(corpus, self.scratch.file("corpus"))
         return {
             "rows": len(corpus.row_numbers),
-            "parts": 0 if corpus.vectors is not None else len(_parts(corpus)),
+            "parts": 0 if corpus.vectors is not None else len(self._parts(corpus)),
         }
 
     def load(self) -> dict[str, Any]:
@@ -175,12 +209,14 @@ class Workspace:
 
     def encode(self, part: int) -> dict[str, Any]:
         """Encode one part of the distinct texts into the cache of vectors."""
-        encode_with_cache(self._encoder, _parts(self._read)[part], self._cache, checkpoint=self._checkpoint)
+        encode_with_cache(
+            self._encoder, self._parts(self.corpus)[part], self._cache, checkpoint=self._checkpoint
+        )
         return {}
 
     def gather(self) -> dict[str, Any]:
         """Lay out the vectors of all rows; leave out those that are zero or not finite, and count them."""
-        corpus = self._read
+        corpus = self.corpus
         truncated: TruncatedRows | None = None
         positives: NDArray[np.float32] | None = None
         if corpus.vectors is not None:
@@ -210,21 +246,47 @@ class Workspace:
             }
         )
         self._sizes(info)
-        _save_array(self._folder / "anchors.npy", anchors[keep])
+        self.scratch.save_array("anchors.npy", anchors[keep])
         if positives is not None:
-            _save_array(self._folder / "positives.npy", positives[keep])
-        _save_array(self._folder / "kept_rows.npy", keep)
-        _save_text(self._folder / "corpus_info.json", info.model_dump_json())
-        _save_text(self._folder / "encoder_info.json", encoder.model_dump_json())
+            self.scratch.save_array("positives.npy", positives[keep])
+        if self._hard_negatives_per_row(corpus):
+            texts = [text for row in keep for text in _negatives_of(corpus)[row]]
+            encoded = encode_with_cache(self._encoder, texts, self._cache, checkpoint=self._checkpoint)
+            self.scratch.save_array("hard_negatives.npy", encoded.vectors)
+        self.scratch.save_array("kept_rows.npy", keep)
+        self.scratch.save_text("corpus_info.json", info.model_dump_json())
+        self.scratch.save_text("encoder_info.json", encoder.model_dump_json())
         return {"rows": len(keep)}
+
+    @property
+    def view_parts(self) -> int:
+        """How many parts `compare_views` has; 0 where s_ii⁺ is given or not asked for."""
+        if not self._request.dropout_views or self.corpus.vectors is not None or self.positives is not None:
+            return 0
+        return -(-len(self.anchors) // _TEXTS_PER_PART)
+
+    def compare_views(self, part: int) -> dict[str, Any]:
+        """Encode some of the sentences twice with dropout on: s_ii⁺ of rows that have no positive."""
+        rows = self.kept_rows[part * _TEXTS_PER_PART : (part + 1) * _TEXTS_PER_PART]
+        anchors = self.corpus.anchors
+        assert anchors is not None
+        found = dropout_similarities(
+            self._encoder,
+            [anchors[row] for row in rows],
+            seed=self._request.seed + part,
+            checkpoint=self._checkpoint,
+        )
+        self.scratch.save_array(f"views-{part}.npy", found.similarity)
+        self.scratch.save_text("dropout.json", json.dumps(found.rates))
+        return {}
 
     def find_floor(self) -> dict[str, Any]:
         """Settle s₀, the similarity from which the worst case counts unjudged pairs."""
         if self._request.worst_case_similarity is not None:
             found = {"similarity": self._request.worst_case_similarity, "source": "given with the request"}
-        elif self.evidence.unjudged_rows is None:
+        elif self.evidence.unjudged_rows is None and self.hard_negatives is None:
             found = {"similarity": None, "source": "not needed: every pair is judged"}
-        elif self._read.vectors is not None:
+        elif self.corpus.vectors is not None:
             found = {
                 "similarity": None,
                 "source": "none: the vectors' encoder is not known here, so the worst case counts every unjudged pair; "
@@ -234,354 +296,154 @@ class Workspace:
             found = asdict(
                 same_meaning_similarity_floor(self._encoder, self._cache, checkpoint=self._checkpoint)
             )
-        _save_text(self._folder / "floor.json", json.dumps(found))
+        self.scratch.save_text("floor.json", json.dumps(found))
         return {}
 
-    # ------------------------------------------------------------------------------------------------- plan
+    # ---------------------------------------------------------------------------------------------------------- results
+
+    @cached_property
+    def corpus(self) -> Corpus:
+        """The rows that `read` kept."""
+        return load_corpus(self.scratch.file("corpus"))
+
+    @cached_property
+    def kept_rows(self) -> NDArray[np.int64]:
+        """(m,) places in `corpus` of the rows that have a usable vector."""
+        return self.scratch.load_array("kept_rows.npy")
+
+    @cached_property
+    def corpus_info(self) -> CorpusInfo:
+        """What was read and kept."""
+        return CorpusInfo.model_validate_json(self.scratch.file("corpus_info.json").read_bytes())
+
+    @cached_property
+    def encoder_info(self) -> EncoderInfo:
+        """Which encoder ran."""
+        return EncoderInfo.model_validate_json(self.scratch.file("encoder_info.json").read_bytes())
+
+    @property
+    def evidence(self) -> Evidence:
+        """What is known about the encoded rows."""
+        return self._evidence
+
+    @cached_property
+    def floor(self) -> dict[str, Any]:
+        """s₀ (`similarity`, null if none) and its `source`."""
+        found: dict[str, Any] = json.loads(self.scratch.file("floor.json").read_text())
+        return found
+
+    @cached_property
+    def anchors(self) -> NDArray[np.float32]:
+        """(m, d) unit vectors."""
+        return self.scratch.load_array("anchors.npy")
+
+    @cached_property
+    def positives(self) -> NDArray[np.float32] | None:
+        """(m, d) unit vectors of the positives; None for sentences."""
+        return (
+            self.scratch.load_array("positives.npy") if self.scratch.file("positives.npy").exists() else None
+        )
+
+    @cached_property
+    def hard_negatives(self) -> HardNegatives | None:
+        """The hard negatives of the encoded rows; None where none are candidates."""
+        corpus = self.corpus
+        per_row = self._hard_negatives_per_row(corpus)
+        if not per_row:
+            return None
+        of_row = [_negatives_of(corpus)[row] for row in self.kept_rows]
+        keys = tuple(self._key(text) for row in of_row for text in row)
+        group_of: dict[str, str | None] = {}
+        if corpus.groups is not None:
+            for side in (corpus.anchors, corpus.positives):
+                for text, group in zip(side or [], corpus.groups, strict=False):
+                    group_of.setdefault(self._key(text), group)
+        count = np.array([len(row) for row in of_row], dtype=np.int64)
+        return HardNegatives(
+            vectors=self.scratch.load_array("hard_negatives.npy"),
+            first=np.cumsum(count) - count,
+            count=count,
+            per_row=per_row,
+            keys=keys,
+            groups=tuple(group_of.get(key) for key in keys),
+        )
+
+    @property
+    def dropout_rates(self) -> list[float]:
+        """The rates of the dropout that s_ii⁺ comes from; empty where it does not."""
+        if not self.view_parts:
+            return []
+        rates: list[float] = json.loads(self.scratch.file("dropout.json").read_text())
+        return rates
+
+    @cached_property
+    def population(self) -> Population:
+        """All encoded rows."""
+        anchor_keys, positive_keys, groups = self._keys
+        views = [self.scratch.load_array(f"views-{part}.npy") for part in range(self.view_parts)]
+        sources = self.corpus.sources
+        return Population(
+            name="all",
+            anchors=self.anchors,
+            positives=self.positives,
+            own_similarity=np.concatenate(views) if views else None,
+            anchor_keys=anchor_keys,
+            positive_keys=positive_keys,
+            groups=groups,
+            sources=None if sources is None else [sources[row] for row in self.kept_rows],
+            evidence=self._evidence,
+            hard_negatives=self.hard_negatives,
+            plan=self.plan,
+            floor=self.floor["similarity"],
+        )
+
+    @cached_property
+    def distinct_population(self) -> Population:
+        """The `distinct_rows`."""
+        # The effect of a remedy is measured on batches that played no part in choosing it.
+        return self.population.subset("distinct", self.distinct_rows, self._request.seed + 1)
+
+    @property
+    def rows_to_drop(self) -> list[int]:
+        """Row numbers of encoded rows that repeat an earlier one, by normalised texts."""
+        repeated = np.setdiff1d(np.arange(len(self.anchors)), self.distinct_rows)
+        return self.row_numbers(repeated)
+
+    def row_numbers(self, rows: NDArray[np.int64]) -> list[int]:
+        """Row numbers, from 1, of encoded rows by place."""
+        return [int(number) for number in self.corpus.row_numbers[self.kept_rows[rows]]]
+
+    def training_rows(self, places: NDArray[np.int64] | None = None) -> TrainingRows:
+        """The encoded rows, or some of them, as a batch sampler sees them."""
+        corpus = self.corpus
+        rows = self.kept_rows if places is None else self.kept_rows[places]
+        sides = [side for side in (corpus.anchors, corpus.positives) if side is not None]
+        negatives = corpus.negatives if self._hard_negatives_per_row(corpus) else None
+        return TrainingRows.from_texts(
+            (
+                [*(side[row] for side in sides), *(negatives[row] if negatives is not None else [])]
+                for row in rows
+            ),
+            None if corpus.sources is None else [corpus.sources[row] for row in rows],
+        )
 
     @property
     def sizes(self) -> list[int]:
         """The batch sizes to measure, ascending."""
         return self._sizes(self.corpus_info)
 
-    def batch_parts(self, size: int) -> list[BatchPart]:
-        """The steps that measure one size."""
-        per_step = max(1, int(_STEP_SECONDS / self._batch_seconds(size)))
-        pools = [(WHOLE, self.plan.num_batches(size))]
-        if self.plan.num_pool_batches(size):
-            pools += [(pool, self.plan.num_pool_batches(size)) for pool in range(SUB_POOLS)]
-        return [
-            BatchPart(size, pool, first, min(per_step, total - first))
-            for pool, total in pools
-            for first in range(0, total, per_step)
-        ]
-
-    def reference_parts(self, size: int) -> list[BatchPart]:
-        """The steps that measure the nulls and the noise at one size."""
-        per_step = max(1, int(_STEP_SECONDS / (8 * self._batch_seconds(size))))
-        return [
-            BatchPart(size, WHOLE, first, min(per_step, REFERENCE_BATCHES - first))
-            for first in range(0, REFERENCE_BATCHES, per_step)
-        ]
-
-    def scan_parts(self, *, deduplicated: bool) -> list[ScanPart]:
-        """The steps of the scan over all integers up to the largest size with an interval."""
-        plan = self._scan_plan(deduplicated=deduplicated)
-        length = self._scan_length(deduplicated=deduplicated)
-        if length < 2 or length <= self.exact_up_to(deduplicated=deduplicated):
-            return []
-        per_step = max(1, int(_STEP_SECONDS / (3 * self._batch_seconds(length))))
-        pools = [(WHOLE, plan.num_orders(length))]
-        if not plan.whole_corpus:
-            pools += [(pool, -(-plan.num_orders(length) // SUB_POOLS)) for pool in range(SUB_POOLS)]
-        return [
-            ScanPart(length, pool, first, min(per_step, total - first), deduplicated)
-            for pool, total in pools
-            for first in range(0, total, per_step)
-        ]
-
-    def exact_up_to(self, *, deduplicated: bool) -> int:
-        """Largest N whose shares come from all pairs: n / 20 of a fully encoded corpus (STATISTICS §3); 0 if none does."""
-        plan = self._scan_plan(deduplicated=deduplicated)
-        if (
-            self._request.method == "sampled"
-            or not plan.whole_corpus
-            or plan.rows_encoded > LARGEST_EXACT_CORPUS
-        ):
-            return 0
-        largest = min(plan.rows_encoded // 20, self._scan_length(deduplicated=deduplicated))
-        return largest if largest >= 2 else 0
-
-    def exact_parts(self, *, deduplicated: bool) -> list[ExactPart]:
-        """The steps of the pass over all pairs."""
-        largest = self.exact_up_to(deduplicated=deduplicated)
-        if not largest:
-            return []
-        rows = len(self._rows(deduplicated=deduplicated))
-        seconds = rows * (self.anchors.shape[1] * 4e-11 + 4e-8) + largest * 5e-7 + 3e-4
-        step = max(1, int(_STEP_SECONDS / seconds))
-        return [ExactPart(first, min(rows, first + step), deduplicated) for first in range(0, rows, step)]
-
     @property
     def plan(self) -> SamplingPlan:
-        """How batches are drawn."""
-        return self._scan_plan(deduplicated=False)
-
-    # ------------------------------------------------------------------------------------------------- measure
-
-    def measure(self, part: BatchPart) -> dict[str, Any]:
-        """Measure some batches of one size."""
-        rows = self.plan.batches(part.size, part.pool, part.first, part.count)
-        step = stack_size(part.size)
-        found = [self._measure_stack(rows[start : start + step]) for start in range(0, len(rows), step)]
-        measured = BatchMeasurements.concatenate(found)
-        _save_arrays(self._batch_file(part), {name: getattr(measured, name) for name in vars(measured)})
-        return {}
-
-    def measure_reference(self, part: BatchPart) -> dict[str, Any]:
-        """Measure the nulls, the noise and (for pairs) the gradients on some batches of one size."""
-        size, k = part.size, self._request.top_k
-        columns: dict[str, list[Any]] = {name: [] for name in ("noise", "gaussian", "isotropic", *DTYPES)}
-        rows = self.plan.batches(size, WHOLE, part.first, part.count)
-        for number, batch in enumerate(rows, start=part.first):
-            self._checkpoint()
-            rng = self.plan.null_rng(size, number)
-            anchors = torch.from_numpy(self.anchors[batch])
-            dimension = anchors.shape[1]
-            noise = rng.standard_normal((NOISE_PER_ROW * size, dimension), dtype=np.float32)
-            columns["noise"].append(noise_similarity(anchors, torch.from_numpy(noise)))
-            self._checkpoint()
-            matched = [gaussian.draw(rng, size) for gaussian in self._gaussians]
-            columns["gaussian"].append(_top_mean(matched, k))
-            directions = [isotropic(rng, size, dimension) for _ in self._gaussians]
-            columns["isotropic"].append(_top_mean(directions, k))
-            if self.positives is not None:
-                self._checkpoint()
-                errors = gradient_errors(
-                    anchors, torch.from_numpy(self.positives[batch]), temperature=self._request.temperature
-                )
-                for dtype, error in errors.items():
-                    columns[dtype].append((error.infonce, error.flatnce, error.zero_loss_share))
-        filled = {name: np.array(values, dtype=np.float64) for name, values in columns.items() if values}
-        _save_arrays(self._folder / f"reference-{size}-{part.first}.npz", filled)
-        return {}
-
-    def measure_exact(self, part: ExactPart) -> dict[str, Any]:
-        """Look at all pairs of some anchors."""
-        rows = self._rows(deduplicated=part.deduplicated)
-        largest = self.exact_up_to(deduplicated=part.deduplicated)
-        unjudged = self.evidence.unjudged_rows
-        accumulator = ShareAccumulator(
-            BIN_CENTRES, lowest=-1.0, rows=len(rows), largest=largest, temperature=self._request.temperature
-        )
-        sizes = [size for size in self.sizes if size <= largest]
-        hardest, above = np.zeros(len(sizes)), np.zeros(len(SIMILARITY_THRESHOLDS))
-        for found in row_histograms(
-            self.anchors[rows],
-            None if self.positives is None else self.positives[rows],
-            block=slice(part.first, part.stop),
-            thresholds=SIMILARITY_THRESHOLDS,
-            known=lambda block: self.evidence.known_pairs(rows[None, :], block),
-            unjudged=None if unjudged is None else unjudged[rows],
-            worst_case_similarity=self.floor["similarity"],
-            checkpoint=self._checkpoint,
-        ):
-            accumulator.add(found.candidates, found.known, found.worst, found.own, self._checkpoint)
-            above += found.above
-            for at, size in enumerate(sizes):
-                hardest[at] += expected_maximum(found.candidates, BIN_CENTRES, size) * len(found.candidates)
-        _save_arrays(
-            self._exact_file(part),
-            {"sums": accumulator.sums[None], "hardest": hardest[None], "above": above[None]},
-        )
-        return {}
-
-    def scan(self, part: ScanPart) -> dict[str, Any]:
-        """Measure S at every integer on some permutations."""
-        plan = self._scan_plan(deduplicated=part.deduplicated)
-        rows_of = self._rows(deduplicated=part.deduplicated)
-        false, worst = [], []
-        for number in range(part.first, part.first + part.count):
-            order = rows_of[plan.order(part.length, part.pool, number)]
-            shares = measure_windows(
-                torch.from_numpy(self.anchors[order]),
-                None if self.positives is None else torch.from_numpy(self.positives[order]),
-                temperature=self._request.temperature,
-                known=lambda block, order=order: self.evidence.known_pairs(order[None, :], block),  # type: ignore[misc]
-                unjudged=self._unjudged(order),
-                worst_case_similarity=self.floor["similarity"],
-                checkpoint=self._checkpoint,
-            )
-            false.append(shares.false_share)
-            worst.append(shares.worst_share)
-        _save_arrays(self._scan_file(part), {"false": np.stack(false), "worst": np.stack(worst)})
-        return {}
-
-    def find_pairs(self) -> dict[str, Any]:
-        """Find the most similar negative pairs of all encoded rows, and write them to pairs.jsonl."""
-        found = top_pairs(
-            self.anchors, self.positives, k=KEPT_PAIRS, on_block=lambda _done, _total: self._checkpoint()
-        )
-        corpus, rows = self._read, self._kept_rows
-        known = self._known_flags(found.anchor, found.candidate)
-        lines = []
-        for rank, (similarity, i, j) in enumerate(
-            zip(found.similarity, rows[found.anchor], rows[found.candidate], strict=True)
-        ):
-            others = corpus.positives if corpus.positives is not None else corpus.anchors
-            pair = SimilarPair(
-                rank=rank + 1,
-                similarity=float(similarity),
-                row=int(corpus.row_numbers[i]),
-                other_row=int(corpus.row_numbers[j]),
-                text=None if corpus.anchors is None else corpus.anchors[i],
-                other_text=None if others is None else others[j],
-                known_false_negative=known[rank],
-                source=None if corpus.sources is None else corpus.sources[i],
-                other_source=None if corpus.sources is None else corpus.sources[j],
-            )
-            lines.append(pair.model_dump_json())
-        _save_text(self.pairs_file, "".join(line + "\n" for line in lines))
-        return {}
-
-    def count_similarities(self) -> dict[str, Any]:
-        """Histogram of the similarities of random negative pairs."""
-        edges = np.linspace(-1.0, 1.0, HISTOGRAM_BINS + 1)
-        total, known = np.zeros(HISTOGRAM_BINS), np.zeros(HISTOGRAM_BINS)
-        length = min(DEFAULT_LARGEST_SIZE, len(self.anchors))
-        for number in range(REFERENCE_BATCHES // 2):
-            self._checkpoint()
-            order = self.plan.order(length, WHOLE, number)
-            right = self.anchors if self.positives is None else self.positives
-            similarities = np.clip(self.anchors[order] @ right[order].T, -1.0, 1.0)
-            pairs = self.evidence.known_pairs(order[None, :])
-            negative = np.triu(np.ones_like(similarities, dtype=bool), 1)
-            if self.positives is not None:
-                negative |= negative.T
-            total += np.histogram(similarities[negative], edges)[0]
-            counted = negative[pairs.anchor, pairs.candidate]
-            known += np.histogram(similarities[pairs.anchor[counted], pairs.candidate[counted]], edges)[0]
-        histogram = Histogram(
-            bin_edges=[round(float(edge), 10) for edge in edges],
-            all_pairs=[int(count) for count in total],
-            known_false_negatives=[int(count) for count in known],
-            pairs_counted=int(total.sum()),
-        )
-        _save_text(self._folder / "histogram.json", histogram.model_dump_json())
-        return {}
-
-    # ------------------------------------------------------------------------------------------------- results
-
-    @cached_property
-    def corpus_info(self) -> CorpusInfo:
-        """What was read and kept."""
-        return CorpusInfo.model_validate_json((self._folder / "corpus_info.json").read_bytes())
-
-    @cached_property
-    def encoder_info(self) -> EncoderInfo:
-        """Which encoder ran."""
-        return EncoderInfo.model_validate_json((self._folder / "encoder_info.json").read_bytes())
-
-    @cached_property
-    def evidence(self) -> Evidence:
-        """What is known about the encoded rows."""
-        corpus = self._read
-        fold = self._request.corpus.case_fold
-        rows = self._kept_rows
-
-        def keys(texts: Sequence[str]) -> list[str]:
-            return [normalize_text(texts[row], case_fold=fold) for row in rows]
-
-        groups = None if corpus.groups is None else [corpus.groups[row] for row in rows]
-        if corpus.anchors is None:
-            vectors = (self.anchors + np.float32(0.0)).astype(np.float32)
-            return Evidence.from_keys([vector.tobytes() for vector in vectors], None, groups)
-        return Evidence.from_keys(
-            keys(corpus.anchors), None if corpus.positives is None else keys(corpus.positives), groups
+        """How random batches are drawn."""
+        info = self.corpus_info
+        return SamplingPlan(
+            rows_usable=info.rows_usable,
+            rows_encoded=info.rows_encoded,
+            num_repeats=self._request.num_repeats,
+            seed=self._request.seed,
         )
 
-    @cached_property
-    def floor(self) -> dict[str, Any]:
-        """s₀ (`similarity`, null if none) and its `source`."""
-        found: dict[str, Any] = json.loads((self._folder / "floor.json").read_text())
-        return found
-
-    @cached_property
-    def anchors(self) -> NDArray[np.float32]:
-        """(m, d) unit vectors."""
-        vectors: NDArray[np.float32] = np.load(self._folder / "anchors.npy", allow_pickle=False)
-        return vectors
-
-    @cached_property
-    def positives(self) -> NDArray[np.float32] | None:
-        """(m, d) unit vectors of the positives; None for sentences."""
-        file = self._folder / "positives.npy"
-        return np.load(file, allow_pickle=False) if file.exists() else None
-
-    @property
-    def pairs_file(self) -> Path:
-        """Where `find_pairs` leaves its pairs, one JSON object a line."""
-        return self._folder / "pairs.jsonl"
-
-    @property
-    def rows_to_drop(self) -> list[int]:
-        """Row numbers of encoded rows that repeat an earlier one, by normalised texts."""
-        repeated = np.setdiff1d(np.arange(len(self.anchors)), self._distinct_rows)
-        return [int(number) for number in self._read.row_numbers[self._kept_rows[repeated]]]
-
-    def size_measurements(self, size: int) -> SizeMeasurements:
-        """Collect what the steps measured at one size."""
-        parts = self.batch_parts(size)
-
-        def batches(pool: int) -> dict[str, NDArray[np.float64]]:
-            return _load_arrays([self._batch_file(part) for part in parts if part.pool == pool])
-
-        pools = sorted({part.pool for part in parts} - {WHOLE})
-        reference = _load_arrays(
-            [self._folder / f"reference-{size}-{part.first}.npz" for part in self.reference_parts(size)]
-        )
-        return SizeMeasurements(
-            whole=batches(WHOLE),
-            pools=[batches(pool) for pool in pools],
-            pool_rows=[self.plan.pool_rows(pool) for pool in pools],
-            reference=Reference(
-                noise_mean=reference["noise"][:, 0],
-                noise_max=reference["noise"][:, 1],
-                noise_vectors=NOISE_PER_ROW * size,
-                gaussian_top_k_mean=reference["gaussian"],
-                isotropic_top_k_mean=reference["isotropic"],
-                gradient={dtype: reference[dtype] for dtype in DTYPES if dtype in reference},
-            ),
-        )
-
-    def share_scan(self, *, deduplicated: bool) -> ShareScan | None:
-        """S at every integer; None if too few rows were encoded for any interval."""
-        parts = self.scan_parts(deduplicated=deduplicated)
-        complete = self.evidence.unjudged_rows is None
-        exact = self._exact_shares(deduplicated=deduplicated)
-        if not parts:
-            return None if exact is None else exact_scan(exact, complete=complete)
-        whole = _load_arrays([self._scan_file(part) for part in parts if part.pool == WHOLE])
-        pools = []
-        for pool in sorted({part.pool for part in parts} - {WHOLE}):
-            found = _load_arrays([self._scan_file(part) for part in parts if part.pool == pool])
-            pools.append((found["false"].mean(axis=0), found["worst"].mean(axis=0)))
-        return scan_shares(whole["false"], whole["worst"], pools, complete=complete, exact=exact)
-
-    def exact_figures(self, size: int) -> ExactFigures | None:
-        """The figures that all pairs give at one size; None where they are sampled."""
-        exact = self._exact_shares(deduplicated=False)
-        if exact is None or size > exact.largest:
-            return None
-        found = _load_arrays([self._exact_file(part) for part in self.exact_parts(deduplicated=False)])
-        rows = len(self.anchors)
-        at = size - 2
-        in_batch = size * (size - 1) / (1 if self.positives is not None else 2)
-        return ExactFigures(
-            known=float(exact.known[at]),
-            worst=float(exact.worst[at]),
-            known_update=None if exact.known_update is None else float(exact.known_update[at]),
-            worst_update=None if exact.worst_update is None else float(exact.worst_update[at]),
-            hardest_negative=float(found["hardest"][:, self.sizes.index(size)].sum() / rows),
-            pairs_above=found["above"].sum(axis=0) / (rows * (rows - 1)) * in_batch,
-        )
-
-    def histogram(self) -> Histogram:
-        """The histogram that `count_similarities` left."""
-        return Histogram.model_validate_json((self._folder / "histogram.json").read_bytes())
-
-    def similar_pairs(self, count: int) -> list[SimilarPair]:
-        """The first `count` of the most similar pairs."""
-        with self.pairs_file.open(encoding="utf-8") as lines:
-            return [
-                SimilarPair.model_validate_json(line) for line, _ in zip(lines, range(count), strict=False)
-            ]
-
-    # ------------------------------------------------------------------------------------------------- inside
-
-    @cached_property
-    def _read(self) -> Corpus:
-        return load_corpus(self._folder / "corpus")
+    # ----------------------------------------------------------------------------------------------------------- inside
 
     @cached_property
     def _encoder(self) -> LoadedEncoder:
@@ -592,52 +454,101 @@ class Workspace:
         info = self._encoder.info
         return VectorCache(self._settings.home / "vectors", info.fingerprint, info.dimension)
 
-    @cached_property
-    def _kept_rows(self) -> NDArray[np.int64]:
-        rows: NDArray[np.int64] = np.load(self._folder / "kept_rows.npy", allow_pickle=False)
-        return rows
+    def _key(self, text: str) -> str:
+        return normalize_text(text, case_fold=self._request.corpus.case_fold)
 
     @cached_property
-    def _gaussians(self) -> list[MatchedGaussian]:
-        sides = [self.anchors] if self.positives is None else [self.anchors, self.positives]
-        return [MatchedGaussian.fit(side) for side in sides]
+    def _keys(self) -> tuple[list[Any], list[str] | None, list[str | None] | None]:
+        """Normalised anchors and positives, and groups, of the encoded rows."""
+        corpus, rows = self.corpus, self.kept_rows
+        groups = None if corpus.groups is None else [corpus.groups[row] for row in rows]
+        if corpus.anchors is None:
+            vectors = (self.anchors + np.float32(0.0)).astype(np.float32)
+            return [vector.tobytes() for vector in vectors], None, groups
+        anchors = [self._key(corpus.anchors[row]) for row in rows]
+        positives = corpus.positives
+        return anchors, None if positives is None else [self._key(positives[row]) for row in rows], groups
 
     @cached_property
-    def _distinct_rows(self) -> NDArray[np.int64]:
-        """Encoded rows whose texts no earlier row has: anchor and positive both new."""
-        evidence = self.evidence
+    def _evidence(self) -> Evidence:
+        return Evidence.from_keys(*self._keys)
+
+    @cached_property
+    def distinct_rows(self) -> NDArray[np.int64]:
+        """Places of the encoded rows whose texts no earlier row has: anchor and positive both new."""
+        evidence = self._evidence
         if evidence.anchor_text is None or evidence.candidate_text is None:
             return np.arange(len(self.anchors), dtype=np.int64)
         span = int(max(evidence.anchor_text.max(), evidence.candidate_text.max())) + 1
         _, first = np.unique(evidence.anchor_text * span + evidence.candidate_text, return_index=True)
         return np.sort(first).astype(np.int64)
 
-    def _rows(self, *, deduplicated: bool) -> NDArray[np.int64]:
-        return self._distinct_rows if deduplicated else np.arange(len(self.anchors), dtype=np.int64)
+    def _default_rows(self) -> int:
+        """Rows to keep where the request does not say: what intervals at the largest size and the search for n_max need."""
+        if self._request.sampler.kind is not SamplerKind.RANDOM:
+            return sys.maxsize  # which rows wait for which depends on all of them
+        return SUB_POOLS * max(*(self._request.batch_sizes or (DEFAULT_LARGEST_SIZE,)), SHORTEST_SCAN)
 
-    def _scan_length(self, *, deduplicated: bool) -> int:
-        plan = self._scan_plan(deduplicated=deduplicated)
-        return min(max(*self.sizes, SHORTEST_SCAN), plan.largest_size_with_interval)
+    def _check(self, corpus: Corpus) -> None:
+        """Refuse what the corpus cannot give."""
+        sampler, loss = self._request.sampler, self._request.loss
+        if sampler.kind is not SamplerKind.RANDOM and len(corpus) < corpus.info.rows_usable:
+            raise RequestError(
+                "sampler_needs_whole_corpus",
+                f"{sampler.kind} batches depend on all {corpus.info.rows_usable} rows, but max_rows keeps {len(corpus)} of "
+                "them; leave max_rows out, or sample at random.",
+                column="max_rows",
+            )
+        if sampler.kind is SamplerKind.GROUPED and corpus.sources is None:
+            raise RequestError(
+                "sampler_needs_sources",
+                "grouped batches come from one source each, but no column says where a row comes from; name it with "
+                "columns.source.",
+                column="source",
+            )
+        softmax_candidates(
+            loss.directions, loss.partition_mode, 2
+        )  # refuses what the loss itself would refuse
+        if loss.directions != (Direction.QUERY_TO_DOC,) and corpus.positives is None:
+            raise RequestError(
+                "directions_need_pairs",
+                f"The directions {', '.join(loss.directions)} compare anchors with positives, but rows are {corpus.kind}.",
+                column="directions",
+            )
+        if loss.train_group_size is not None and loss.train_group_size > 1:
+            lacking = [row for row, own in enumerate(_negatives_of(corpus)) if not own]
+            if lacking:
+                raise CorpusError(
+                    "corpus_hard_negatives_missing",
+                    f"{len(lacking)} of {len(corpus)} rows have no hard negative, but train_group_size "
+                    f"{loss.train_group_size} asks for {loss.train_group_size - 1}.",
+                    row=int(corpus.row_numbers[lacking[0]]),
+                    count=len(lacking),
+                )
 
-    def _exact_shares(self, *, deduplicated: bool) -> ExactShares | None:
-        parts = self.exact_parts(deduplicated=deduplicated)
-        if not parts:
-            return None
-        found = _load_arrays([self._exact_file(part) for part in parts])
-        return ExactShares.from_sums(
-            found["sums"].sum(axis=0), rows=len(self._rows(deduplicated=deduplicated))
-        )
+    def _hard_negatives_per_row(self, corpus: Corpus) -> int:
+        """h: what train_group_size asks for, or as many as every row has."""
+        if corpus.negatives is None:
+            return 0
+        if self._request.loss.train_group_size is not None:
+            return self._request.loss.train_group_size - 1
+        return min(map(len, corpus.negatives), default=0)
 
-    def _scan_plan(self, *, deduplicated: bool) -> SamplingPlan:
-        info = self.corpus_info
-        dropped = len(self.anchors) - len(self._distinct_rows) if deduplicated else 0
-        return SamplingPlan(
-            rows_usable=info.rows_usable - dropped,
-            rows_encoded=info.rows_encoded - dropped,
-            num_repeats=self._request.num_repeats,
-            # The effect of a remedy is measured on batches that played no part in choosing it.
-            seed=self._request.seed + (1 if deduplicated else 0),
-        )
+    def _parts(self, corpus: Corpus) -> list[list[str]]:
+        """The distinct texts by length, cut into parts of about a second's work."""
+        assert corpus.anchors is not None
+        texts = set(corpus.anchors + (corpus.positives or []))
+        if self._hard_negatives_per_row(corpus):
+            texts.update(text for row in _negatives_of(corpus) for text in row)
+        parts: list[list[str]] = []
+        characters = 0
+        for text in sorted(texts, key=lambda t: (len(t), t)):
+            if not parts or len(parts[-1]) >= _TEXTS_PER_PART or characters > _CHARACTERS_PER_PART:
+                parts.append([])
+                characters = 0
+            parts[-1].append(text)
+            characters += min(len(text), 2000)
+        return parts
 
     def _sizes(self, info: CorpusInfo) -> list[int]:
         if self._request.batch_sizes is not None:
@@ -650,76 +561,41 @@ class Workspace:
                     + (f", of which {info.rows_encoded} are encoded; raise max_rows." if sampled else "."),
                     column="batch_sizes",
                 )
-            return list(self._request.batch_sizes)
+            return [self._divisible(size) for size in self._request.batch_sizes]
         whole = info.rows_encoded == info.rows_usable
         largest = info.rows_encoded if whole else max(2, info.rows_encoded // SUB_POOLS)
-        return [2**e for e in range(1, 11) if 2**e <= min(largest, DEFAULT_LARGEST_SIZE)]
+        powers = [2**e for e in range(1, 11) if 2**e <= min(largest, DEFAULT_LARGEST_SIZE)]
+        devices = self._devices
+        # N rows a step are N / devices a device, and a device's batch has two rows at least.
+        fitting = [size for size in powers if size % devices == 0 and size >= 2 * devices]
+        if not fitting:
+            raise RequestError(
+                "batch_size_not_divisible",
+                f"No power of two up to {largest} is a whole number of rows for {devices} devices; give batch_sizes.",
+                column="batch_sizes",
+            )
+        return fitting
 
-    def _batch_seconds(self, size: int) -> float:
-        """A cautious guess of the seconds that one batch costs, to cut the work into steps."""
-        dimension = int(self.anchors.shape[1])
-        return 1e-4 + 1e-8 * size * dimension + size**2 * (4e-11 * dimension + 4e-8)
+    @property
+    def _devices(self) -> int:
+        """Devices whose rows are compared with each other."""
+        sampler = self._request.sampler
+        return sampler.world_size if sampler.gather else 1
 
-    def _batch_file(self, part: BatchPart) -> Path:
-        return self._folder / f"batches-{part.size}-{part.pool}-{part.first}.npz"
-
-    def _exact_file(self, part: ExactPart) -> Path:
-        kind = "exact-distinct" if part.deduplicated else "exact"
-        return self._folder / f"{kind}-{part.first}.npz"
-
-    def _scan_file(self, part: ScanPart) -> Path:
-        kind = "distinct" if part.deduplicated else "scan"
-        return self._folder / f"{kind}-{part.pool}-{part.first}.npz"
-
-    def _measure_stack(self, rows: NDArray[np.int64]) -> BatchMeasurements:
-        certain = self._certain
-        return measure_batches(
-            torch.from_numpy(self.anchors[rows]),
-            None if self.positives is None else torch.from_numpy(self.positives[rows]),
-            temperature=self._request.temperature,
-            k=self._request.top_k,
-            thresholds=SIMILARITY_THRESHOLDS,
-            known=lambda block: self.evidence.known_pairs(rows, block),
-            certain=None if certain is None else lambda block: certain.known_pairs(rows, block),
-            unjudged=self._unjudged(rows),
-            worst_case_similarity=self.floor["similarity"],
-            checkpoint=self._checkpoint,
-        )
-
-    @cached_property
-    def _certain(self) -> Evidence | None:
-        """The certain tier where it differs from all evidence."""
-        return None if self.evidence.group is None else self.evidence.texts_only()
-
-    def _unjudged(self, rows: NDArray[np.int64]) -> torch.Tensor | None:
-        unjudged = self.evidence.unjudged_rows
-        return None if unjudged is None else torch.from_numpy(unjudged[rows])
-
-    def _known_flags(self, i: NDArray[np.int64], j: NDArray[np.int64]) -> list[bool | None]:
-        """True, False or unjudged (None) for each pair of encoded rows."""
-        unjudged = self.evidence.unjudged_rows
-        flags: list[bool | None] = []
-        for a, b in zip(i.tolist(), j.tolist(), strict=True):
-            pair = self.evidence.known_pairs(np.array([[a, b]]), slice(0, 1))
-            if len(pair.anchor):
-                flags.append(True)
-            else:
-                flags.append(None if unjudged is not None and bool(unjudged[a] | unjudged[b]) else False)
-        return flags
+    def _divisible(self, size: int) -> int:
+        """The size, if it is a whole number of rows for each device."""
+        devices = self._devices
+        if size % devices or (devices > 1 and size < 2 * devices):
+            raise RequestError(
+                "batch_size_not_divisible",
+                f"A gathered batch of {size} rows cannot be dealt to {devices} devices with at least 2 rows each, all alike.",
+                column="batch_sizes",
+            )
+        return size
 
 
-def _parts(corpus: Corpus) -> list[list[str]]:
-    """The distinct texts by length, cut into parts of about a second's work."""
-    assert corpus.anchors is not None
-    parts: list[list[str]] = []
-    characters = 0
-    for text in sorted(set(corpus.anchors + (corpus.positives or [])), key=lambda t: (len(t), t)):
-        if not parts or len(parts[-1]) >= _TEXTS_PER_PART or characters > _CHARACTERS_PER_PART:
-            parts.append([])
-            characters = 0
-        parts[-1].append(text)
-        characters += min(len(text), 2000)
-    return parts
+def _negatives_of(corpus: Corpus) -> list[list[str]]:
+    return corpus.negatives if corpus.negatives is not None else [[] for _ in range(len(corpus))]
 
 
 def _usable(
@@ -784,49 +660,3 @@ def _supplied_vectors(vectors: NDArray[np.float32]) -> EncoderInfo:
         check="vectors are finite and not zero; brought to unit length here",
         fingerprint="none",
     )
-
-
-def _top_mean(sides: list[NDArray[np.float32]], k: int) -> float:
-    anchors, *rest = [torch.from_numpy(side)[None] for side in sides]
-    return float(batch_top_k(anchors, rest[0] if rest else None, k=k).mean())
-
-
-def _save_text(file: Path, text: str) -> None:
-    with _replaced(file) as partial:
-        partial.write_text(text, encoding="utf-8")
-
-
-def _save_array(file: Path, array: NDArray[Any]) -> None:
-    with _replaced(file) as partial, partial.open("wb") as stream:
-        np.save(stream, array, allow_pickle=False)
-
-
-def _save_arrays(file: Path, arrays: dict[str, NDArray[Any]]) -> None:
-    with _replaced(file) as partial, partial.open("wb") as stream:
-        np.savez(stream, **arrays)  # type: ignore[arg-type]
-
-
-def _load_arrays(files: list[Path]) -> dict[str, NDArray[np.float64]]:
-    """Concatenate the columns of several files."""
-    loaded = []
-    for file in files:
-        with np.load(file, allow_pickle=False) as arrays:
-            loaded.append(dict(arrays))
-    return {name: np.concatenate([arrays[name] for arrays in loaded]) for name in loaded[0]}
-
-
-class _replaced:  # noqa: N801 - reads as a verb
-    """Write beside a file, then put it in place at once, so that no reader sees half of it."""
-
-    def __init__(self, file: Path) -> None:
-        self._file = file
-        self._partial = file.with_name(f"{file.name}.partial-{os.getpid()}")
-
-    def __enter__(self) -> Path:
-        return self._partial
-
-    def __exit__(self, kind: object, fault: object, trace: object) -> None:
-        if kind is None:
-            self._partial.replace(self._file)
-        else:
-            self._partial.unlink(missing_ok=True)

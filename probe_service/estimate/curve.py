@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import StrEnum
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,12 +28,14 @@ from probe_service.schemas import (
     Estimate,
     GaussianSimilarity,
     GradientError,
+    HardNegativeShares,
     Nulls,
     PairsAbove,
+    SharePoint,
     Xi,
 )
 
-__all__ = ["Reference", "SizeMeasurements", "curve_point"]
+__all__ = ["BatchUnits", "Reference", "Setting", "SizeMeasurements", "curve_point", "share_point"]
 
 Floats = NDArray[np.float64]
 Measured = Mapping[str, Floats]
@@ -57,54 +60,93 @@ class Reference:
     gradient: Mapping[str, Floats]
 
 
+class BatchUnits(StrEnum):
+    """What one row of the measured columns stands for."""
+
+    BATCHES = "batches"
+    """An independent random batch."""
+    EPOCHS = "epochs"
+    """The mean over an epoch's batches; epochs are independent, the batches of one are not."""
+    EVERY_BATCH = "every batch"
+    """The mean over all batches that there are: nothing is left to chance."""
+
+
 @dataclass(frozen=True)
 class SizeMeasurements:
-    """All that was measured at one batch size.
+    """What batches of one size gave.
 
     Args:
-        whole: Per-batch columns from batches of all encoded rows (`similarity.BatchMeasurements` by field).
+        whole: Columns from batches of all encoded rows (`similarity.BatchMeasurements` by field), one row a unit.
         pools: The same for each sub-pool; empty where none are used.
         pool_rows: Rows of each sub-pool.
-        reference: What is drawn beside the curve.
+        units: What a row stands for.
+        batches: Batches in all of `whole`.
     """
 
     whole: Measured
     pools: Sequence[Measured]
     pool_rows: Sequence[NDArray[np.int64]]
-    reference: Reference
+    units: BatchUnits
+    batches: int
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What the measured batches are batches of.
+
+    Args:
+        evidence: About the encoded rows.
+        plan: How random batches are drawn from them.
+        thresholds: Of the columns of `pairs_above`.
+        ordered_pairs: Whether (i, j) and (j, i) are two pairs (anchor and positive differ).
+        plain: Whether batches are random and an anchor's candidates are the other rows' positives and nothing else, so
+            that partners can be counted in closed form.
+        complete: Whether something is known about every candidate.
+        devices: Devices that one batch is dealt to.
+        inferred: Whether chains add pairs to the known ones.
+        hard_negatives: Whether there are further candidates that are the rows' hard negatives.
+    """
+
+    evidence: Evidence
+    plan: SamplingPlan
+    thresholds: Sequence[float]
+    ordered_pairs: bool
+    plain: bool
+    complete: bool
+    devices: int
+    inferred: bool
+    hard_negatives: bool
 
 
 def curve_point(
     size: int,
     measured: SizeMeasurements,
-    evidence: Evidence,
-    plan: SamplingPlan,
+    reference: Reference,
+    setting: Setting,
     *,
-    thresholds: Sequence[float],
-    ordered_pairs: bool,
+    candidates_per_anchor: int,
     exact: ExactFigures | None = None,
 ) -> CurvePoint:
     """Estimate every figure of STATISTICS §1 at one batch size.
 
     Args:
         size: N.
-        measured: Per-batch columns.
-        evidence: Of the encoded rows.
-        plan: How the batches were drawn.
-        thresholds: Of the columns of `pairs_above`.
-        ordered_pairs: Whether (i, j) and (j, i) are two pairs (anchor and positive differ).
+        measured: What batches gave.
+        reference: What is drawn beside the curve.
+        setting: What the batches are batches of.
+        candidates_per_anchor: Negatives in an anchor's softmax.
         exact: Figures without Monte Carlo error, used in place of the sampled ones.
 
     Returns:
         The figures; those that need what the corpus lacks are null.
     """
-    figures = _Figures(size, measured, plan)
+    evidence, plan, complete = setting.evidence, setting.plan, setting.complete
+    figures = _Figures(size, measured, setting)
+    share = figures.share
     whole = measured.whole
-    pairs = size * (size - 1) // (1 if ordered_pairs else 2)
+    pairs = size * (size - 1) // (1 if setting.ordered_pairs else 2)
     ranks = whole["top_k"].shape[1]
-    complete = evidence.unjudged_rows is None
     partners = evidence.false_negative_counts()
-    anything_known = bool(partners.any())
 
     def cosine_mean(name: str, rank: int | None = None) -> Estimate:
         def column(m: Measured) -> Interval:
@@ -120,12 +162,9 @@ def curve_point(
             lambda m: mean_interval(m[name].mean(axis=1), CONFIDENCE_LEVEL).clipped(-1.0, 1.0)
         )
 
-    def share(name: str) -> Estimate:
-        if plan.whole_corpus and not anything_known and name in ("false_share", "certain_share"):
-            return Estimate(
-                value=0.0, low=0.0, high=0.0, method="no row of the corpus has a known false negative"
-            )
-        return figures.estimate(lambda m: share_mean_interval(m[name], CONFIDENCE_LEVEL), (0.0, 1.0))
+    def count(name: str) -> Estimate:
+        limits = (0.0, float(candidates_per_anchor))
+        return figures.estimate(lambda m: mean_interval(m[name], CONFIDENCE_LEVEL).clipped(*limits), limits)
 
     def update_share(name: str) -> Estimate | None:
         if not whole["update_weight"].sum() > 0:
@@ -148,8 +187,12 @@ def curve_point(
         )
 
     known_share = share("false_share") if exact is None else _exact(exact.known)
-    known_count = closed(false_negatives_per_anchor, float(size - 1))
-    known_any = closed(anchors_with_false_negative, 1.0)
+    if setting.plain:
+        known_count = closed(false_negatives_per_anchor, float(size - 1))
+        known_any = closed(anchors_with_false_negative, 1.0)
+    else:
+        known_count = count("false_count")
+        known_any = share("false_any_share")
     known_update = update_share("false_update")
     worst_update = update_share("worst_update")
     if exact is not None and exact.known_update is not None and exact.worst_update is not None:
@@ -158,35 +201,41 @@ def curve_point(
     if not complete:
         assert worst is not None
         known_share = _bounded(known_share, worst)
-        known_count = _bounded(
-            known_count,
-            figures.estimate(
-                lambda m: mean_interval(m["worst_count"], CONFIDENCE_LEVEL).clipped(0.0, size - 1.0),
-                (0.0, size - 1.0),
-            ),
-        )
+        known_count = _bounded(known_count, count("worst_count"))
         known_any = _bounded(known_any, share("worst_any_share"))
         if known_update is not None and worst_update is not None:
             known_update = _bounded(known_update, worst_update)
 
-    reference = measured.reference
+    borrowed = float(whole["borrowed_share"].mean())
     return CurvePoint(
         batch_size=size,
-        num_batches=len(whole["false_share"]),
+        per_device_batch_size=size // setting.devices,
+        candidates_per_anchor=candidates_per_anchor,
+        num_batches=measured.batches,
         negative_pairs_per_batch=pairs,
         top_k=[cosine_mean("top_k", r) if r < pairs else None for r in range(ranks)],
         top_k_mean=top_mean("top_k"),
         hardest_negative=cosine_mean("hardest_negative") if exact is None else _exact(exact.hardest_negative),
         pairs_above=[
             _pairs_above(figures, t, threshold, pairs, None if exact is None else float(exact.pairs_above[t]))
-            for t, threshold in enumerate(thresholds)
+            for t, threshold in enumerate(setting.thresholds)
         ],
         false_negatives_per_anchor=known_count,
         anchors_with_false_negative=known_any,
         false_negative_softmax_share=known_share,
         false_negative_gradient_share=known_update,
         certain_share=share("certain_share"),
+        inferred_share=share("inferred_share") if setting.inferred else None,
         worst_case=worst,
+        borrowed_share=None if np.isnan(borrowed) else borrowed,
+        hard_negatives=HardNegativeShares(
+            own_push=share("own_push"),
+            own_false=share("own_false"),
+            other_push=share("other_push"),
+            other_false=share("other_false"),
+        )
+        if setting.hard_negatives
+        else None,
         gaussian_similarity=GaussianSimilarity(
             mean=_over_batches(reference.noise_mean),
             max=_over_batches(reference.noise_max),
@@ -200,8 +249,10 @@ def curve_point(
             (0.0, 1.0),
         ),
         effective_negatives=figures.estimate(
-            lambda m: mean_interval(m["effective_negatives"], CONFIDENCE_LEVEL).clipped(1.0, size - 1.0),
-            (1.0, size - 1.0),
+            lambda m: mean_interval(m["effective_negatives"], CONFIDENCE_LEVEL).clipped(
+                1.0, float(candidates_per_anchor)
+            ),
+            (1.0, float(candidates_per_anchor)),
         ),
         gradient_error={
             dtype: GradientError(
@@ -214,22 +265,65 @@ def curve_point(
         or None,
         nulls=Nulls(
             gaussian_matched=_null(reference.gaussian_top_k_mean),
-            false_negatives_masked=top_mean("masked_top_k") if anything_known else None,
+            false_negatives_masked=top_mean("masked_top_k") if figures.anything_known else None,
             isotropic=_null(reference.isotropic_top_k_mean),
         ),
     )
 
 
+def share_point(size: int, measured: SizeMeasurements, setting: Setting) -> SharePoint:
+    """Estimate S, and its worst case, alone.
+
+    Args:
+        size: N.
+        measured: What batches gave.
+        setting: What the batches are batches of.
+    """
+    figures = _Figures(size, measured, setting)
+    known = figures.share("false_share")
+    if setting.complete:
+        return SharePoint(batch_size=size, estimate=known, worst_case=None)
+    worst = figures.share("worst_share")
+    return SharePoint(batch_size=size, estimate=_bounded(known, worst), worst_case=worst)
+
+
 class _Figures:
     """Makes an estimate of a figure in the way that the plan allows."""
 
-    def __init__(self, size: int, measured: SizeMeasurements, plan: SamplingPlan) -> None:
-        self._size, self._measured, self._plan = size, measured, plan
+    def __init__(self, size: int, measured: SizeMeasurements, setting: Setting) -> None:
+        self._size, self._measured, self._plan = size, measured, setting.plan
+        known = setting.evidence.false_negative_counts().any()
+        self.anything_known = bool(known) or not setting.plain
+
+    def share(self, name: str) -> Estimate:
+        """The mean of a share."""
+        if (
+            self._plan.whole_corpus
+            and not self.anything_known
+            and name in ("false_share", "certain_share", "inferred_share")
+        ):
+            return Estimate(
+                value=0.0, low=0.0, high=0.0, method="no row of the corpus has a known false negative"
+            )
+        return self.estimate(lambda m: share_mean_interval(m[name], CONFIDENCE_LEVEL), (0.0, 1.0))
 
     def estimate(
         self, figure: Callable[[Measured], Interval], limits: tuple[float, float] = (-1.0, 1.0)
     ) -> Estimate:
-        whole = figure(self._measured.whole)
+        columns = self._measured.whole
+        units = self._measured.units
+        if units is BatchUnits.EVERY_BATCH:
+            # One row that is the whole truth; told twice, so that the formulas find no spread in it.
+            value = figure({name: np.repeat(column, 2, axis=0) for name, column in columns.items()}).value
+            return Estimate(
+                value=value,
+                low=value,
+                high=value,
+                method=f"all {self._measured.batches} batches that there are",
+            )
+        whole = figure(columns)
+        if units is BatchUnits.EPOCHS:
+            whole = replace(whole, method=whole.method.replace("batches", "epochs"))
         if self._plan.whole_corpus:
             return _estimate(whole)
         if not self._measured.pools:
@@ -287,8 +381,10 @@ def _pairs_above(
         return mean_interval(m["pairs_above"][:, column], CONFIDENCE_LEVEL).clipped(0.0, float(pairs))
 
     def any_pair(m: Measured) -> Interval:
-        found = m["pairs_above"][:, column] > 0
-        return clopper_pearson(int(found.sum()), len(found), CONFIDENCE_LEVEL)
+        found = m["any_above"][:, column]
+        if np.isin(found, (0.0, 1.0)).all():
+            return clopper_pearson(int(found.sum()), len(found), CONFIDENCE_LEVEL)
+        return share_mean_interval(found, CONFIDENCE_LEVEL)  # an epoch's share of its batches
 
     return PairsAbove(
         threshold=threshold,

@@ -1,7 +1,8 @@
-"""n_max: the largest batch size within the budget, on integers, by a fixed-sequence test."""
+"""n_max: the largest batch size within the budget, by a fixed-sequence test on integers."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,16 +13,17 @@ from probe_service.estimate.exact import EXACT, ExactShares
 from probe_service.estimate.intervals import share_mean_intervals
 from probe_service.schemas import CONFIDENCE_LEVEL, BatchSizeLimit, Estimate, SharePoint
 
-__all__ = ["ShareScan", "exact_scan", "scan_shares"]
+__all__ = ["ShareScan", "exact_scan", "scan_of_points", "scan_shares"]
 
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class ShareScan:
-    """S and its limits at N = 2, 3, …, L + 1.
+    """S and its limits at ascending sizes: every integer from 2 on, or a ladder of them.
 
     Args:
+        sizes: (L,) int64.
         value, low, high: (L,) false_negative_softmax_share; the known pairs' share and its interval.
         worst_value, worst_high: (L,) the worst case and its upper limit; equal to value and high if all is judged.
         complete: Whether every pair is judged, so that `high` speaks of all false negatives.
@@ -29,6 +31,7 @@ class ShareScan:
         method: How the other intervals were made.
     """
 
+    sizes: NDArray[np.int64]
     value: Floats
     low: Floats
     high: Floats
@@ -42,11 +45,16 @@ class ShareScan:
     @property
     def largest(self) -> int:
         """The largest N scanned."""
-        return len(self.value) + 1
+        return int(self.sizes[-1])
+
+    @property
+    def every_integer(self) -> bool:
+        """Whether no size between the smallest and the largest is left out."""
+        return len(self.sizes) == self.largest - int(self.sizes[0]) + 1
 
     def point(self, size: int) -> SharePoint:
-        """S at one batch size; with incomplete evidence its upper end is the worst case's."""
-        at = size - 2
+        """S at one of the sizes; with incomplete evidence its upper end is the worst case's."""
+        at = int(np.searchsorted(self.sizes, size))
         value = float(self.value[at])
         method = EXACT if size <= self.exact_up_to else self.method
         upper = float(self.high[at]) if self.complete else max(value, float(self.worst_high[at]))
@@ -65,15 +73,19 @@ class ShareScan:
 
     def thinned(self, keep: list[int], *, points: int = 120) -> list[SharePoint]:
         """Points for drawing: evenly spaced in log N, and those in `keep`."""
-        spaced = np.unique(np.round(np.geomspace(2, self.largest, points)).astype(int)).tolist()
-        sizes = sorted({size for size in [*spaced, *keep] if 2 <= size <= self.largest})
-        return [self.point(size) for size in sizes]
+        spaced = np.round(np.geomspace(self.sizes[0], self.largest, points)).astype(np.int64)
+        chosen = np.union1d(spaced, np.array(keep, dtype=np.int64))
+        return (
+            [self.point(int(size)) for size in np.intersect1d(chosen, self.sizes)]
+            if self.every_integer
+            else [self.point(int(size)) for size in self.sizes]
+        )
 
     def limit(self, budget: float, *, assumption: str) -> BatchSizeLimit:
-        """The largest N whose upper limit keeps within the budget at every integer from 2 to N.
+        """The largest N whose upper limit keeps within the budget at every size tested up to it.
 
-        The one-sided 97.5% limit is tested in the fixed order 2, 3, …; the first size above the budget ends the sequence,
-        so that no correction for the number of sizes is needed and no monotony is supposed (STATISTICS §7).
+        The one-sided 97.5% limit is tested in ascending order; the first size above the budget ends the sequence, so that
+        no correction for the number of sizes is needed and no monotony is supposed (STATISTICS §7).
 
         Args:
             budget: Largest acceptable S.
@@ -82,25 +94,25 @@ class ShareScan:
         upper = self.high if self.complete else np.maximum(self.worst_high, self.high)
         above = np.flatnonzero(upper > budget)
         exceeded = len(above) > 0
-        largest = int(above[0]) + 1 if exceeded else self.largest
-        value = largest if largest >= 2 else None
+        passed = int(above[0]) if exceeded else len(self.sizes)
+        smallest = int(self.sizes[0])
+        value = int(self.sizes[passed - 1]) if passed else None
         shown = "upper limit" if self.complete else "worst case's upper limit"
+        every = "every batch size" if self.every_integer else f"each of the {passed} batch sizes tested"
         if value is None:
-            reason = (
-                f"the {shown} of S is {upper[0]:.3g} at a batch of 2 already, above the budget of {budget:g}"
-            )
+            reason = f"the {shown} of S is {upper[0]:.3g} at a batch of {smallest} already, above the budget of {budget:g}"
         elif exceeded:
             reason = (
-                f"the {shown} of S is at most {budget:g} at every batch size from 2 to {value}, and {upper[value - 1]:.4f}"
-                f" at {value + 1}"
+                f"the {shown} of S is at most {budget:g} at {every} from {smallest} to {value}, and {upper[passed]:.4f}"
+                f" at {self.sizes[passed]}"
             )
         else:
-            reason = (
-                f"the {shown} of S is at most {budget:g} at every batch size tested, from 2 to {self.largest}"
-            )
+            tested = "every batch size tested" if self.every_integer else every
+            reason = f"the {shown} of S is at most {budget:g} at {tested}, from {smallest} to {self.largest}"
         return BatchSizeLimit(
             value=value,
             tested_up_to=self.largest,
+            every_integer=self.every_integer,
             exceeded=exceeded,
             reason=reason,
             assumption=None if self.complete else assumption,
@@ -131,20 +143,52 @@ def scan_shares(
     method = f"t over {len(false_share)} permutations"
     if pools:
         method = f"{len(pools)} disjoint sub-pools of the encoded rows, t"
+    sizes = np.arange(2, len(value) + 2)
     if exact is None:
-        return ShareScan(value, low, high, worst_value, worst_low, worst_high, complete, 1, method)
+        return ShareScan(sizes, value, low, high, worst_value, worst_low, worst_high, complete, 1, method)
     first = min(exact.largest - 1, len(value))
     for column in (value, low, high):
         column[:first] = exact.known[:first]
     for column in (worst_value, worst_low, worst_high):
         column[:first] = exact.known[:first] if complete else exact.worst[:first]
-    return ShareScan(value, low, high, worst_value, worst_low, worst_high, complete, first + 1, method)
+    return ShareScan(sizes, value, low, high, worst_value, worst_low, worst_high, complete, first + 1, method)
 
 
 def exact_scan(exact: ExactShares, *, complete: bool) -> ShareScan:
     """S at every integer where all of it is exact."""
     known, worst = exact.known, exact.known if complete else exact.worst
-    return ShareScan(known, known, known, worst, worst, worst, complete, exact.largest, EXACT)
+    sizes = np.arange(2, exact.largest + 1)
+    return ShareScan(sizes, known, known, known, worst, worst, worst, complete, exact.largest, EXACT)
+
+
+def scan_of_points(points: Sequence[SharePoint], *, complete: bool) -> ShareScan | None:
+    """S at a ladder of sizes, each measured on batches of its own; None if none of them has an interval.
+
+    Args:
+        points: In ascending order of size.
+        complete: Whether every pair is judged.
+    """
+    given = [point for point in points if point.estimate.low is not None]
+    if not given:
+        return None
+    known = [point.estimate for point in given]
+    worst = [point.worst_case or point.estimate for point in given]
+
+    def column(estimates: list[Estimate], end: str) -> Floats:
+        return np.array([getattr(estimate, end) for estimate in estimates], dtype=np.float64)
+
+    return ShareScan(
+        sizes=np.array([point.batch_size for point in given]),
+        value=column(known, "value"),
+        low=column(known, "low"),
+        high=column(known, "high"),
+        worst_value=column(worst, "value"),
+        worst_low=column(worst, "low"),
+        worst_high=column(worst, "high"),
+        complete=complete,
+        exact_up_to=1,
+        method=known[-1].method,
+    )
 
 
 def _limits(shares: Floats, pools: list[Floats]) -> tuple[Floats, Floats, Floats]:

@@ -48,6 +48,7 @@ class FurtherCandidates:
         left: (b, N, d) float32, what stands for row i in these terms.
         right: (b, N·r, d) float32; columns i·r … i·r + r − 1 belong to row i.
         own_count: Whether a row's own columns are terms (its hard negatives), or are left out (its own pair, itself).
+        hard: Whether these are hard negatives, whose shares are kept apart.
         known: Known false negatives, by column of `right`.
         certain: Those of the certain tier; None: the same as `known`.
         inferred: Known and inferred ones; None: the same as `known`.
@@ -58,6 +59,7 @@ class FurtherCandidates:
     left: torch.Tensor
     right: torch.Tensor
     own_count: bool
+    hard: bool
     known: KnownPairs
     certain: KnownPairs | None
     inferred: KnownPairs | None
@@ -84,10 +86,10 @@ class BatchMeasurements:
         certain_share: (b,) the same for the certain tier alone.
         inferred_share: (b,) the same with the inferred pairs counted too.
         borrowed_share: (b,) the same with each unjudged pair counted by the borrowed p(s); NaN without such a curve.
-        own_push: (b,) mean over anchors of Σ_j w_ij over their own further candidates (hard negatives) …
+        own_push: (b,) mean over anchors of Σ_j w_ij over their own hard negatives …
         own_false: (b,) … and over the known false ones among them.
-        further_push: (b,) the same over all further candidates …
-        further_false: (b,) … and the known false ones among them.
+        other_push: (b,) the same over other rows' hard negatives …
+        other_false: (b,) … and the known false ones among them.
         worst_count: (b,) as false_count, with the unjudged pairs of similarity ≥ s₀ counted too.
         worst_any_share: (b,) share of anchors with at least one of those.
         worst_share: (b,) as false_share, with those pairs counted too.
@@ -112,8 +114,8 @@ class BatchMeasurements:
     borrowed_share: Floats
     own_push: Floats
     own_false: Floats
-    further_push: Floats
-    further_false: Floats
+    other_push: Floats
+    other_false: Floats
     worst_count: Floats
     worst_any_share: Floats
     worst_share: Floats
@@ -233,7 +235,7 @@ def measure_batches(
             del without
         else:
             masked_top.add(in_batch, rows, unordered=candidates is None)
-        similarities, own_columns = _all_terms(in_batch, rows, further)
+        similarities, own_hard, other_hard = _all_terms(in_batch, rows, further)
         open_pairs = _unjudged_pairs(similarities, rows, unjudged, further)
         worst = (
             None
@@ -256,10 +258,9 @@ def measure_batches(
         keep("certain", marked.certain.sums(weights)[0] / mass)
         keep("inferred", marked.inferred.sums(weights)[0] / mass)
         if further:
-            keep("further_push", weights[:, :, size:].sum(dim=2, dtype=torch.float64) / mass)
-            keep("own_push", (weights * own_columns).sum(dim=2, dtype=torch.float64) / mass)
-            keep("further_false", marked.known.beyond(size).sums(weights)[0] / mass)
-            keep("own_false", marked.known.where(own_columns).sums(weights)[0] / mass)
+            for name, mask in (("own", own_hard), ("other", other_hard)):
+                keep(f"{name}_push", (weights * mask).sum(dim=2, dtype=torch.float64) / mass)
+                keep(f"{name}_false", marked.known.where(mask).sums(weights)[0] / mass)
         if worst is None:
             found.setdefault("worst", []).append(found["false"][-1])
             found.setdefault("worst_n", []).append(found["false_n"][-1])
@@ -306,8 +307,8 @@ def measure_batches(
         borrowed_share=mean_share("borrowed", np.nan),
         own_push=mean_share("own_push"),
         own_false=mean_share("own_false"),
-        further_push=mean_share("further_push"),
-        further_false=mean_share("further_false"),
+        other_push=mean_share("other_push"),
+        other_false=mean_share("other_false"),
         worst_count=row["worst_n"].mean(axis=1),
         worst_any_share=(row["worst_n"] > 0).mean(axis=1),
         worst_share=mean_share("worst"),
@@ -397,11 +398,6 @@ class _Here:
         here = self.index[2] < columns
         return tuple(part[here] for part in self.index) if bool(here.any()) else None
 
-    def beyond(self, columns: int) -> _Here:
-        """The pairs behind the first columns."""
-        here = self.index[2] >= columns
-        return _Here((self.index[0][here], self.index[1][here], self.index[2][here]))
-
     def where(self, mask: torch.Tensor) -> _Here:
         """The pairs at places (row, column) of the mask."""
         here = mask[self.index[1:]]
@@ -451,13 +447,11 @@ class _Marked:
 
 def _all_terms(
     in_batch: torch.Tensor, rows: slice, further: Sequence[FurtherCandidates]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Similarities of all terms, (b, rows, columns), and where a row's own further candidates stand, (rows, columns)."""
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Similarities of all terms, (b, rows, columns), and the places of own and of others' hard negatives, (rows, columns)."""
     size = in_batch.shape[2]
-    if not further:
-        return in_batch, torch.zeros(1, dtype=torch.bool)
-    parts = [in_batch]
-    own_parts = [torch.zeros((rows.stop - rows.start, size), dtype=torch.bool)]
+    none = torch.zeros((rows.stop - rows.start, size), dtype=torch.bool)
+    parts, own_parts, other_parts = [in_batch], [none], [none]
     row = torch.arange(rows.start, rows.stop)
     for block in further:
         similarities = block.left[:, rows] @ block.right.transpose(1, 2)
@@ -465,10 +459,12 @@ def _all_terms(
         own = owner[None, :] == row[:, None]
         if not block.own_count:
             similarities.masked_fill_(own, -torch.inf)
-            own = torch.zeros_like(own)
         parts.append(similarities)
-        own_parts.append(own)
-    return torch.cat(parts, dim=2), torch.cat(own_parts, dim=1)
+        own_parts.append(own & block.own_count & block.hard)
+        other_parts.append(~own & block.hard)
+    if not further:
+        return in_batch, none, none
+    return torch.cat(parts, dim=2), torch.cat(own_parts, dim=1), torch.cat(other_parts, dim=1)
 
 
 def _unjudged_pairs(

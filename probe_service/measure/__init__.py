@@ -1,0 +1,16 @@
+"""What is measured on the rows that a workspace laid out: tasks of short parts, each of which leaves a file.
+
+A `Task` lists its parts, runs one of them, and puts the files of all together; so a crash costs one part, and a
+measurement can be cancelled between them.
+"""
+
+from __future__ import annotations
+
+from probe_service.measure.batches import Batches
+from probe_service.measure.draws import EpochDraws
+from probe_service.measure.pairs import Histograms, SimilarPairs
+from probe_service.measure.references import References
+from probe_service.measure.shares import Shares
+from probe_service.measure.task import Task
+
+__all__ = ["Batches", "EpochDraws", "Histograms", "References", "Shares", "SimilarPairs", "Task"]

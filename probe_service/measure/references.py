@@ -1,0 +1,112 @@
+"""What is drawn beside the curve of one batch size: the nulls, the noise and (for pairs) the gradients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from probe_service.estimate import WHOLE, MatchedGaussian, Reference, isotropic
+from probe_service.losses.numerics import DTYPES, gradient_errors
+from probe_service.measure.task import STEP_SECONDS, batch_seconds
+from probe_service.scratch import Scratch
+from probe_service.similarity import batch_top_k, noise_similarity
+from probe_service.workspace import Population
+
+__all__ = ["References"]
+
+REFERENCE_BATCHES = 20
+"""Batches behind each null and the noise series: t with 19 degrees of freedom."""
+NOISE_PER_ROW = 3
+"""The paper's M = 3 × batch size."""
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Some batches."""
+
+    first: int
+    count: int
+
+
+class References:
+    """Nulls, noise and gradient errors at one size, on random batches.
+
+    Args:
+        population: The rows.
+        gaussians: Fitted to each side of them.
+        size: N.
+        temperature: T.
+        k: Ranks of the similarity curve.
+        scratch: Where results go.
+    """
+
+    def __init__(
+        self,
+        population: Population,
+        gaussians: list[MatchedGaussian],
+        size: int,
+        *,
+        temperature: float,
+        k: int,
+        scratch: Scratch,
+    ) -> None:
+        self._population, self._gaussians, self.size = population, gaussians, size
+        self._temperature, self._k, self._scratch = temperature, k, scratch
+
+    def parts(self) -> list[_Part]:
+        """About a second's batches each."""
+        step = max(1, int(STEP_SECONDS / (8 * batch_seconds(self.size, self._population.anchors.shape[1]))))
+        return [
+            _Part(first, min(step, REFERENCE_BATCHES - first)) for first in range(0, REFERENCE_BATCHES, step)
+        ]
+
+    def run(self, part: _Part) -> None:
+        """Measure beside some batches."""
+        population, size = self._population, self.size
+        columns: dict[str, list[Any]] = {name: [] for name in ("noise", "gaussian", "isotropic", *DTYPES)}
+        rows = population.plan.batches(size, WHOLE, part.first, part.count)
+        for number, batch in enumerate(rows, start=part.first):
+            self._scratch.checkpoint()
+            rng = population.plan.null_rng(size, number)
+            anchors = torch.from_numpy(population.anchors[batch])
+            dimension = anchors.shape[1]
+            noise = rng.standard_normal((NOISE_PER_ROW * size, dimension), dtype=np.float32)
+            columns["noise"].append(noise_similarity(anchors, torch.from_numpy(noise)))
+            self._scratch.checkpoint()
+            matched = [gaussian.draw(rng, size) for gaussian in self._gaussians]
+            columns["gaussian"].append(_top_mean(matched, self._k))
+            directions = [isotropic(rng, size, dimension) for _ in self._gaussians]
+            columns["isotropic"].append(_top_mean(directions, self._k))
+            if population.positives is not None:
+                self._scratch.checkpoint()
+                errors = gradient_errors(
+                    anchors, torch.from_numpy(population.positives[batch]), temperature=self._temperature
+                )
+                for dtype, error in errors.items():
+                    columns[dtype].append((error.infonce, error.flatnce, error.zero_loss_share))
+        filled = {name: np.array(values, dtype=np.float64) for name, values in columns.items() if values}
+        self._scratch.save_columns(self._file(part), filled)
+
+    def result(self) -> Reference:
+        """What was measured."""
+        found = self._scratch.load_columns(self._file(part) for part in self.parts())
+        return Reference(
+            noise_mean=found["noise"][:, 0],
+            noise_max=found["noise"][:, 1],
+            noise_vectors=NOISE_PER_ROW * self.size,
+            gaussian_top_k_mean=found["gaussian"],
+            isotropic_top_k_mean=found["isotropic"],
+            gradient={dtype: found[dtype] for dtype in DTYPES if dtype in found},
+        )
+
+    def _file(self, part: _Part) -> str:
+        return f"reference-{self.size}-{part.first}.npz"
+
+
+def _top_mean(sides: list[NDArray[np.float32]], k: int) -> float:
+    anchors, *rest = [torch.from_numpy(side)[None] for side in sides]
+    return float(batch_top_k(anchors, rest[0] if rest else None, k=k).mean())

@@ -1,0 +1,114 @@
+"""S of one population at every size that n_max is searched over, in the way that its sampler and evidence allow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+
+from probe_service.corpus import TrainingRows
+from probe_service.estimate import (
+    BorrowedCurve,
+    Setting,
+    ShareScan,
+    exact_scan,
+    scan_of_points,
+    share_point,
+)
+from probe_service.measure.all_pairs import AllPairs, exact_limit
+from probe_service.measure.batches import Batches
+from probe_service.measure.draws import draws_for, ladder
+from probe_service.measure.scan import Scan
+from probe_service.measure.task import Task
+from probe_service.measure.terms import Softmaxes
+from probe_service.schemas import SIMILARITY_THRESHOLDS, ProbeRequest, SamplerKind
+from probe_service.scratch import Scratch
+from probe_service.workspace import SHORTEST_SCAN, Population
+
+__all__ = ["Shares"]
+
+
+class Shares:
+    """S over all sizes of one population.
+
+    Random batches of in-batch candidates alone are looked at in all pairs where they can be, and in running sums over
+    random orders beyond: every integer gets its S. Any other sampler, direction or hard negatives are measured on batches
+    at a ladder of sizes.
+
+    Args:
+        population: The rows.
+        sizes: Batch sizes asked for.
+        request: What was asked.
+        rows: The rows as a batch sampler sees them.
+        borrowed: p(s) learnt elsewhere, for the scenario.
+        scratch: Where results go.
+    """
+
+    def __init__(
+        self,
+        population: Population,
+        sizes: list[int],
+        request: ProbeRequest,
+        rows: Callable[[], TrainingRows],
+        borrowed: BorrowedCurve | None,
+        scratch: Scratch,
+    ) -> None:
+        self.population, self._scratch = population, scratch
+        plan, sampler, temperature = population.plan, request.sampler, request.temperature
+        self.softmaxes = Softmaxes(
+            population, request.loss, temperature=temperature, k=request.top_k, borrowed=borrowed
+        )
+        self.draws = draws_for(sampler, rows, plan)
+        plain = self.softmaxes.plain and sampler.kind is SamplerKind.RANDOM
+        devices = sampler.world_size if sampler.gather else 1
+        self.setting = Setting(
+            evidence=population.evidence,
+            plan=plan,
+            thresholds=SIMILARITY_THRESHOLDS,
+            ordered_pairs=population.positives is not None,
+            plain=plain,
+            complete=self.softmaxes.all_judged,
+            devices=devices,
+            inferred=self.softmaxes.chains,
+            hard_negatives=population.hard_negatives is not None,
+        )
+        length = min(max(*sizes, SHORTEST_SCAN), plan.largest_size_with_interval)
+        self.all_pairs: AllPairs | None = None
+        self._scan: Scan | None = None
+        self._ladder: list[int] = []
+        if plain:
+            limit = exact_limit(plan, length) if request.method == "auto" else 0
+            if limit:
+                self.all_pairs = AllPairs(population, sizes, limit, temperature=temperature, scratch=scratch)
+            if length > max(limit, 1):
+                self._scan = Scan(population, length, temperature=temperature, scratch=scratch)
+        else:
+            self._ladder = sorted({*ladder(length, devices), *(size for size in sizes if size <= length)})
+
+    def batches(self, size: int) -> Batches:
+        """Batches of one size."""
+        return Batches(
+            self.population.name,
+            size,
+            self.population.anchors.shape[1],
+            self.draws,
+            self.softmaxes,
+            self.population.plan,
+            self._scratch,
+        )
+
+    def tasks(self, *, measured: Sequence[int] = ()) -> list[Task]:
+        """What the search for n_max needs, but for batches of sizes that are measured anyhow."""
+        tasks: list[Task] = [task for task in (self.all_pairs, self._scan) if task is not None]
+        return tasks + [self.batches(size) for size in self._ladder if size not in measured]
+
+    @cached_property
+    def scan(self) -> ShareScan | None:
+        """S at every size; None if too few rows were encoded for any interval."""
+        complete = self.setting.complete
+        exact = None if self.all_pairs is None else self.all_pairs.shares
+        if self._scan is not None:
+            return self._scan.result(exact)
+        if exact is not None:
+            return exact_scan(exact, complete=complete)
+        points = [share_point(size, self.batches(size).result(), self.setting) for size in self._ladder]
+        return scan_of_points(points, complete=complete)

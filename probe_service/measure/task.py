@@ -1,0 +1,28 @@
+"""The shape of a measurement that is made in short parts."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+__all__ = ["STEP_SECONDS", "Task", "batch_seconds"]
+
+STEP_SECONDS = 1.0
+"""Work that one part is cut to, by a cautious guess."""
+
+
+class Task(Protocol):
+    """A measurement in parts.
+
+    Whether a part was run is not the task's business: whoever runs the parts remembers it.
+    """
+
+    def parts(self) -> list[Any]:
+        """The parts, small and printable; the same list every time."""
+
+    def run(self, part: Any) -> None:
+        """Measure one part and leave its file."""
+
+
+def batch_seconds(size: int, dimension: int, candidates_per_row: int = 1) -> float:
+    """A cautious guess of the seconds that one batch costs, to cut the work into parts."""
+    return 1e-4 + 1e-8 * size * dimension + candidates_per_row * size**2 * (4e-11 * dimension + 4e-8)

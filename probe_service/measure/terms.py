@@ -1,0 +1,317 @@
+"""What stands in the softmax of a training step, and measuring a stack of batches accordingly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import cached_property
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from probe_service.corpus import draw_hard_negatives, softmax_candidates
+from probe_service.estimate import BorrowedCurve, Evidence
+from probe_service.schemas import SIMILARITY_THRESHOLDS, Direction, LossOptions, PartitionMode
+from probe_service.similarity import (
+    BIN_CENTRES,
+    BatchMeasurements,
+    FurtherCandidates,
+    KnownPairs,
+    measure_batches,
+    stack_size,
+)
+from probe_service.workspace import HardNegatives, Population
+
+__all__ = ["Softmaxes"]
+
+Rows = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class _Tiers:
+    """What is known about the candidates of one direction, by tier."""
+
+    known: Evidence
+    certain: Evidence | None
+    inferred: Evidence | None
+
+    @classmethod
+    def of(cls, known: Evidence) -> _Tiers:
+        return cls(known, None if known.group is None else known.texts_only(), known.inferred())
+
+
+@dataclass(frozen=True)
+class _Term:
+    """One direction: what stands for a row, what it is compared with, and what is known about the two."""
+
+    direction: Direction
+    left: NDArray[np.float32]
+    right: NDArray[np.float32]
+    tiers: _Tiers
+    hard: _Tiers | None
+    """Of the rows and behind them the hard negatives as rows of their own; None where there are none."""
+
+
+class Softmaxes:
+    """The softmaxes of one training step over a population.
+
+    Args:
+        population: The rows.
+        loss: Which terms.
+        temperature: T.
+        k: Ranks of the similarity curve.
+        borrowed: p(s) learnt elsewhere; None: no scenario.
+    """
+
+    def __init__(
+        self,
+        population: Population,
+        loss: LossOptions,
+        *,
+        temperature: float,
+        k: int,
+        borrowed: BorrowedCurve | None,
+    ) -> None:
+        self._population, self._loss = population, loss
+        self._temperature, self._k = temperature, k
+        self._borrowed = None if borrowed is None else borrowed.probability(BIN_CENTRES)
+        negatives = population.hard_negatives
+        self._hard_per_row = 0 if negatives is None else negatives.per_row
+
+    @property
+    def plain(self) -> bool:
+        """Whether an anchor's candidates are the other rows' positives and nothing else, as the exact method supposes."""
+        return self._population.hard_negatives is None and self._loss.directions == (Direction.QUERY_TO_DOC,)
+
+    @property
+    def candidates_per_row(self) -> int:
+        """Columns of the widest softmax for each row of a batch: what its cost grows with."""
+        return sum(
+            1 + (self._hard_per_row if direction in (Direction.QUERY_TO_DOC, Direction.DOC_TO_DOC) else 0)
+            for direction in self._loss.directions
+        )
+
+    def candidates_per_anchor(self, size: int) -> int:
+        """Negatives in the widest softmax of a batch of N rows."""
+        loss = self._loss
+        found = softmax_candidates(loss.directions, loss.partition_mode, size, self._hard_per_row)
+        return max(softmax.negatives for softmax in found)
+
+    @property
+    def all_judged(self) -> bool:
+        """Whether something is known about every candidate."""
+        evidences = [term.tiers.known for term in self._terms]
+        evidences += [term.hard.known for term in self._terms if term.hard is not None]
+        return all(evidence.unjudged_rows is None for evidence in evidences)
+
+    @property
+    def chains(self) -> bool:
+        """Whether chains of known links add pairs to the known ones."""
+        return any(
+            tiers is not None and tiers.inferred is not None
+            for term in self._terms
+            for tiers in (term.tiers, term.hard)
+        )
+
+    def measure(
+        self, batches: Rows, rng: np.random.Generator, checkpoint: Callable[[], None]
+    ) -> BatchMeasurements:
+        """Measure batches of one size.
+
+        Args:
+            batches: (b, N) rows.
+            rng: Chooses hard negatives where a row has more than it brings.
+            checkpoint: Called often; may raise.
+
+        Returns:
+            Of the b batches, in order; shares are means over the softmaxes where there are several.
+        """
+        step = stack_size(batches.shape[1], self.candidates_per_row)
+        found = []
+        for start in range(0, len(batches), step):
+            stack = batches[start : start + step]
+            chosen = self._choose(stack, rng)
+            found.append(
+                _mean([self._measure_softmax(terms, stack, chosen, checkpoint) for terms in self._softmaxes])
+            )
+        return BatchMeasurements.concatenate(found)
+
+    @cached_property
+    def _terms(self) -> list[_Term]:
+        return [self._term(direction) for direction in self._loss.directions]
+
+    @cached_property
+    def _softmaxes(self) -> list[list[_Term]]:
+        """The terms of each; the in-batch candidates of the first are those of the similarity curve."""
+        in_order = sorted(self._terms, key=lambda term: term.direction is not Direction.QUERY_TO_DOC)
+        if self._loss.partition_mode is PartitionMode.JOINT:
+            return [in_order]
+        return [[term] for term in in_order]
+
+    def _term(self, direction: Direction) -> _Term:
+        population = self._population
+        docs = population.anchors if population.positives is None else population.positives
+        doc_keys = population.positive_keys
+        anchor_side = (population.anchors, population.anchor_keys)
+        doc_side = (docs, doc_keys if doc_keys is not None else population.anchor_keys)
+        left, right = {
+            Direction.QUERY_TO_DOC: (anchor_side, doc_side),
+            Direction.QUERY_TO_QUERY: (anchor_side, anchor_side),
+            Direction.DOC_TO_QUERY: (doc_side, anchor_side),
+            Direction.DOC_TO_DOC: (doc_side, doc_side),
+        }[direction]
+        keys = None if left[1] is right[1] else right[1]
+        if direction is Direction.QUERY_TO_DOC:
+            tiers = _Tiers.of(population.evidence)
+        else:
+            tiers = _Tiers.of(Evidence.from_keys(left[1], keys, population.groups))
+        hard = None
+        negatives = population.hard_negatives
+        if negatives is not None and direction in (Direction.QUERY_TO_DOC, Direction.DOC_TO_DOC):
+            hard = _Tiers.of(_with_negatives(left[1], keys, population.groups, negatives))
+        return _Term(direction, left[0], right[0], tiers, hard)
+
+    def _choose(self, batches: Rows, rng: np.random.Generator) -> Rows | None:
+        """(b, N, h) places of the hard negatives that the rows bring; None where there are none."""
+        negatives = self._population.hard_negatives
+        if negatives is None:
+            return None
+        rows = batches.ravel()
+        counts = negatives.count[rows]
+        if (counts == negatives.per_row).all():
+            places = np.broadcast_to(np.arange(negatives.per_row), (len(rows), negatives.per_row))
+        else:
+            places = draw_hard_negatives(counts.tolist(), negatives.per_row + 1, rng).places
+        chosen: Rows = negatives.first[rows][:, None] + places
+        return chosen.reshape(*batches.shape, negatives.per_row)
+
+    def _measure_softmax(
+        self, terms: list[_Term], rows: Rows, chosen: Rows | None, checkpoint: Callable[[], None]
+    ) -> BatchMeasurements:
+        first, *others = terms
+        population = self._population
+        further = [block for term in others for block in [_in_batch_block(term, rows)]]
+        if chosen is not None:
+            negatives = population.hard_negatives
+            assert negatives is not None
+            further += [
+                _hard_block(term, rows, chosen, negatives, len(population))
+                for term in terms
+                if term.hard is not None
+            ]
+        sentences = population.positives is None
+        own = population.own_similarity
+        tiers = first.tiers
+        return measure_batches(
+            torch.from_numpy(first.left[rows]),
+            None if sentences else torch.from_numpy(first.right[rows]),
+            temperature=self._temperature,
+            k=self._k,
+            thresholds=SIMILARITY_THRESHOLDS,
+            known=_pairs_of(tiers.known, rows),
+            certain=None if tiers.certain is None else _pairs_of(tiers.certain, rows),
+            inferred=None if tiers.inferred is None else _pairs_of(tiers.inferred, rows),
+            unjudged=_unjudged(tiers.known, rows),
+            worst_case_similarity=population.floor,
+            borrowed=self._borrowed,
+            own_similarity=None if own is None else torch.from_numpy(own[rows]),
+            further=further,
+            checkpoint=checkpoint,
+        )
+
+
+def _with_negatives(left: object, right: object, groups: object, negatives: HardNegatives) -> Evidence:
+    """Evidence about the rows and, behind them, the hard negatives as rows of their own."""
+    left_keys = [*left, *negatives.keys]  # type: ignore[misc]
+    right_keys = None if right is None else [*right, *negatives.keys]  # type: ignore[misc]
+    if right_keys is None:
+        right_keys = left_keys
+    both = None if groups is None else [*groups, *negatives.groups]  # type: ignore[misc]
+    return Evidence.from_keys(left_keys, right_keys, both)
+
+
+def _pairs_of(evidence: Evidence, rows: Rows) -> KnownPairs:
+    return lambda block: evidence.known_pairs(rows, block)
+
+
+def _unjudged(evidence: Evidence, rows: Rows) -> torch.Tensor | None:
+    unjudged = evidence.unjudged_rows
+    return None if unjudged is None else torch.from_numpy(unjudged[rows])
+
+
+def _in_batch_block(term: _Term, rows: Rows) -> FurtherCandidates:
+    """The other rows in another direction."""
+    tiers = term.tiers
+    unjudged = _unjudged(tiers.known, rows)
+    return FurtherCandidates(
+        left=torch.from_numpy(term.left[rows]),
+        right=torch.from_numpy(term.right[rows]),
+        own_count=False,
+        hard=False,
+        known=_pairs_of(tiers.known, rows),
+        certain=None if tiers.certain is None else _pairs_of(tiers.certain, rows),
+        inferred=None if tiers.inferred is None else _pairs_of(tiers.inferred, rows),
+        left_unjudged=unjudged,
+        right_unjudged=unjudged,
+    )
+
+
+def _hard_block(
+    term: _Term, rows: Rows, chosen: Rows, negatives: HardNegatives, count: int
+) -> FurtherCandidates:
+    """The hard negatives of all rows; a row's own are terms of its anchor alone."""
+    tiers = term.hard
+    assert tiers is not None
+    batches, size, per_row = chosen.shape
+    flat = chosen.reshape(batches, size * per_row)
+    extended = np.concatenate([rows, count + flat], axis=1)
+
+    def pairs(evidence: Evidence) -> KnownPairs:
+        def among(block: slice) -> _Columns:
+            found = evidence.known_pairs(extended, block)
+            here = found.candidate >= size
+            keep = here
+            if term.direction is Direction.DOC_TO_DOC:
+                keep = here & ((found.candidate - size) // per_row != found.anchor)
+            return _Columns(found.batch[keep], found.anchor[keep], found.candidate[keep] - size)
+
+        return among
+
+    unjudged = tiers.known.unjudged_rows
+    return FurtherCandidates(
+        left=torch.from_numpy(term.left[rows]),
+        right=torch.from_numpy(negatives.vectors[flat]),
+        own_count=term.direction is Direction.QUERY_TO_DOC,
+        hard=True,
+        known=pairs(tiers.known),
+        certain=None if tiers.certain is None else pairs(tiers.certain),
+        inferred=None if tiers.inferred is None else pairs(tiers.inferred),
+        left_unjudged=None if unjudged is None else torch.from_numpy(unjudged[rows]),
+        right_unjudged=None if unjudged is None else torch.from_numpy(unjudged[count + flat]),
+    )
+
+
+@dataclass(frozen=True)
+class _Columns:
+    batch: Rows
+    anchor: Rows
+    candidate: Rows
+
+
+def _mean(softmaxes: list[BatchMeasurements]) -> BatchMeasurements:
+    """Figures of a loss that is the mean of several softmaxes; the similarities are the first one's."""
+    first = softmaxes[0]
+    if len(softmaxes) == 1:
+        return first
+    similarities = {"top_k", "masked_top_k", "hardest_negative", "pairs_above", "any_above"}
+    columns = {}
+    for field in fields(first):
+        of_each = [getattr(found, field.name) for found in softmaxes]
+        if field.name in similarities:
+            columns[field.name] = of_each[0]
+        elif field.name == "log_xi":
+            columns[field.name] = np.concatenate(of_each, axis=1)
+        else:
+            columns[field.name] = np.mean(of_each, axis=0)
+    return BatchMeasurements(**columns)
