@@ -20,6 +20,7 @@ from probe_service.estimate.exact import EXACT, ExactFigures
 from probe_service.estimate.intervals import (
     FEW_NONZERO,
     Interval,
+    clopper_pearson,
     mean_interval,
     pooled_interval,
     share_mean_interval,
@@ -31,8 +32,14 @@ __all__ = ["Reading", "Side", "compare_figures", "independent_difference", "pair
 Floats = NDArray[np.float64]
 Measured = Mapping[str, Floats]
 
+FEWEST_SIZES = 5
+"""Fewer differing batches than this say nothing about how much those differ that were not drawn."""
+
 CLOSED = "closed form over the whole corpus"
 NOTHING_KNOWN = "no row of the corpus has a known false negative"
+SAME_VECTORS = "the same vectors on both sides"
+SIMILARITIES = {"top_k_mean", "hardest_negative"}
+"""Figures that depend on the vectors alone, neither on the evidence nor on the temperature."""
 TOO_FEW_ROWS = "no interval: too few rows are encoded for sub-pools of batches this large"
 TOO_FEW_DIFFER = "no interval: too few batches or sub-pools hold a row that differs"
 
@@ -125,9 +132,9 @@ def paired_difference(a: Reading, b: Reading) -> Estimate:
     """Return B − A from common batches, and from sub-pools that both have in common.
 
     - Every row encoded: t over the differences of the batches. A ratio's are those of its pseudo-values: the jackknife that
-      leaves a batch out on both sides. Where fewer than `FEW_NONZERO` batches differ, t would claim too much; a mean's
-      interval is then that of E[d⁺] − E[d⁻], each within the limits of `share_mean_interval` at (1 + level)/2 (Bonferroni),
-      and a ratio has none.
+      leaves a batch out on both sides. Where fewer than `FEW_NONZERO` batches differ, t would claim too much. A mean's
+      difference is then P(differs) · E[d | differs], the first within its Clopper–Pearson limits, the second within its t
+      limits (or as far as it can go below `FEWEST_SIZES` batches), each at (1 + level)/2 (Bonferroni); a ratio's has none.
     - A sample encoded: the variance of the sub-pools' differences over K, and the Monte Carlo variance beside it
       (`pooled_interval`). No interval where fewer than half of the sub-pools differ: then a handful of changed rows makes
       all the difference, and its spread is not known.
@@ -164,7 +171,9 @@ def independent_difference(a: Reading, b: Reading) -> Estimate:
     return _estimate(_apart(interval_a, interval_b))
 
 
-def compare_figures(size: int, a: Side, b: Side, *, coupled: bool) -> dict[str, FigureComparison]:
+def compare_figures(
+    size: int, a: Side, b: Side, *, coupled: bool, same_vectors: bool = False
+) -> dict[str, FigureComparison]:
     """Compare every figure of STATISTICS §1 that both sides have, at one batch size.
 
     Where a side has unjudged pairs, a figure that counts false negatives is known within bounds only: its value is the lower
@@ -176,6 +185,7 @@ def compare_figures(size: int, a: Side, b: Side, *, coupled: bool) -> dict[str, 
         a: What was measured of A.
         b: What was measured of B.
         coupled: Whether batch r of A and batch r of B, and the sub-pools, were drawn together.
+        same_vectors: Whether both have the same rows with the same vectors, so that their similarities cannot differ.
 
     Returns:
         By name of the field in `CurvePoint`.
@@ -185,11 +195,16 @@ def compare_figures(size: int, a: Side, b: Side, *, coupled: bool) -> dict[str, 
     of_a, of_b = (_Figures(size, side, use_exact=use_exact).all() for side in (a, b))
     # Where every pair is judged, S itself is known, and its bounds say nothing more.
     left_out = ("certain_share", "worst_case") if a.complete and b.complete else ()
-    return {
+    compared = {
         name: _compare(of_a[name], of_b[name], coupled=coupled)
         for name in of_a
         if name in of_b and name not in left_out
     }
+    if same_vectors:
+        none = Estimate(value=0.0, low=0.0, high=0.0, method=SAME_VECTORS)
+        for name in SIMILARITIES & compared.keys():
+            compared[name] = compared[name].model_copy(update={"difference": none, "width_share": None})
+    return compared
 
 
 @dataclass(frozen=True)
@@ -340,15 +355,19 @@ def _over_common_batches(a: Reading, b: Reading) -> Interval | None:
         return _centred(value, differences, f"{how} over {count} common batches")
     if b.is_ratio:
         return None
-    level, span = (1 + CONFIDENCE_LEVEL) / 2, b.high - b.low
-    above = share_mean_interval(np.clip(differences, 0.0, None) / span, level)
-    below = share_mean_interval(np.clip(-differences, 0.0, None) / span, level)
-    return Interval(
-        value,
-        span * (above.low - below.high),
-        span * (above.high - below.low),
-        f"Clopper–Pearson for the few of {count} common batches that differ, times t",
-    )
+    return _rare_difference(value, differences, b.high - b.low)
+
+
+def _rare_difference(value: float, differences: Floats, span: float) -> Interval:
+    """The interval for a mean of differences in [−span, span], nearly all of which are 0: P(differs) · E[d | differs]."""
+    level, sizes = (1 + CONFIDENCE_LEVEL) / 2, differences[differences != 0]
+    rate = clopper_pearson(len(sizes), len(differences), level)
+    size = Interval(0.0, -span, span, "")
+    if len(sizes) >= FEWEST_SIZES:
+        size = mean_interval(sizes, level).clipped(-span, span)
+    ends = [rate.low * size.low, rate.high * size.low, rate.low * size.high, rate.high * size.high]
+    method = f"Clopper–Pearson for the {len(sizes)} of {len(differences)} common batches that differ, times t"
+    return Interval(value, min(ends), max(ends), method)
 
 
 def _apart(a: Interval, b: Interval) -> Interval:

@@ -117,9 +117,21 @@ def test_exact_sides_have_an_exact_difference():
 
 def test_equal_batches_do_not_claim_certainty():
     found = paired_difference(share(np.full(100, 0.3)), share(np.full(100, 0.3)))
-    # None of 100 batches differs: the share of those that do is below 1 − .00625^(1/100) on either side.
+    # None of 100 batches differs: the share of those that do is below 1 − .0125^(1/100), and they may differ by 1.
     assert found.value == 0.0
-    assert found.high == -found.low == pytest.approx(1 - 0.00625 ** (1 / 100))
+    assert found.high == -found.low == pytest.approx(1 - 0.0125 ** (1 / 100))
+
+
+def test_few_differing_batches_by_hand():
+    both, other = np.full(200, 0.5), np.full(200, 0.5)
+    other[:6] += [0.1, 0.2, 0.3, -0.1, 0.2, 0.3]
+    found = paired_difference(cosine(both), cosine(other))
+    # Six of 200 differ, by 1/6 on average: each factor within its limits at .975.
+    rate = [stats.beta.ppf(0.0125, 6, 195), stats.beta.ppf(0.9875, 7, 194)]
+    half = stats.t.ppf(0.9875, 5) * np.std([0.1, 0.2, 0.3, -0.1, 0.2, 0.3], ddof=1) / math.sqrt(6)
+    assert found.value == pytest.approx(0.005)
+    assert found.high == pytest.approx(rate[1] * (1 / 6 + half))
+    assert found.low == pytest.approx(min(rate[0] * (1 / 6 - half), rate[1] * (1 / 6 - half)))
 
 
 def test_a_ratio_that_differs_in_few_batches_has_no_interval():
@@ -351,6 +363,17 @@ def test_unjudged_pairs_leave_bounds_for_the_difference(coupled):
     # No two texts are known to be equal here, so that tier is 0 on both sides.
     assert found["certain_share"].difference.low == found["certain_share"].difference.high == 0.0
     assert share_.width_share is None
+
+
+def test_the_same_vectors_have_the_same_similarities():
+    rng = np.random.default_rng(14)
+    a = side(rng, ["g", "g", "h", "k"])
+    b = Side({**a.whole, "false_share": a.whole["false_share"] / 2}, None, [], a.evidence, True, True, None)
+    found = compare_figures(4, a, b, coupled=True, same_vectors=True)
+    for name in ("top_k_mean", "hardest_negative"):
+        assert found[name].difference.low == found[name].difference.high == 0.0
+    assert found["false_negative_softmax_share"].difference.high < 0
+    assert compare_figures(4, a, b, coupled=True)["top_k_mean"].difference.high > 0
 
 
 def test_other_candidates_have_no_closed_form():
