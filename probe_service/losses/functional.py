@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -32,6 +32,7 @@ __all__ = [
     "Noise",
     "at_least_float32",
     "below_positive",
+    "check_choice",
     "check_noise",
     "cosine_similarities",
     "expected_noise",
@@ -73,7 +74,7 @@ class Contrast:
     def log_xi(self) -> Tensor:
         """(n,) log Σ_j exp(logit_j − positive) over the negatives j; −inf, with a gradient of 0, where there are none."""
         none = ~self.mask.any(dim=1)
-        # logsumexp of nothing has NaN for gradient: such rows keep their logits, and the result is overwritten.
+        # The gradient of logsumexp of nothing is NaN: such rows keep their logits, and the result is overwritten.
         logits = self.logits.masked_fill(~(self.mask | none[:, None]), -torch.inf)
         return (torch.logsumexp(logits, dim=1) - self.positives).masked_fill(none, -torch.inf)
 
@@ -226,6 +227,7 @@ def flat_nce(
 
     Source: Chen et al. 2021 (arXiv:2107.01152); Su 2021 (kexue.fm/archives/8586) for log ξ; DCL: arXiv:2110.06848.
     """
+    check_choice("form", form, FlatForm)
     contrasts = _contrasts(anchors, candidates, mask, temperature, symmetric)
     log_xi = [flat_nce_of_rows(each) for each in contrasts]
     return _mean(log_xi if form == "log" else [torch.exp(each - each.detach()) for each in log_xi])
@@ -266,8 +268,12 @@ def below_positive(
     Returns:
         (N, C) bool, True where the candidate may be a negative.
 
+    Raises:
+        RequestError: ``loss_invalid`` for any other strategy.
+
     Source: Solatorio 2024 (arXiv:2402.16829), and its ``GISTEmbedLoss`` in sentence-transformers.
     """
+    check_choice("margin_strategy", margin_strategy, MarginStrategy)
     unit = positives.abs() if margin_strategy == "relative" else 1.0
     threshold = positives - margin * unit
     return ~(similarities.detach() > threshold.detach()[:, None])
@@ -316,14 +322,25 @@ def expected_noise_logits(vectors: Tensor, count: int, temperature: float) -> Te
     return at_least_float32(vectors).new_full((len(vectors), 1), constant)
 
 
+def check_choice(name: str, value: object, choices: Any) -> None:
+    """Refuse a value that is not among those of a Literal.
+
+    Raises:
+        RequestError: ``loss_invalid``.
+    """
+    if value not in get_args(choices):
+        raise RequestError(
+            "loss_invalid", f"{name} is {value!r}; it is one of {', '.join(get_args(choices))}."
+        )
+
+
 def check_noise(weight: float, mean: float, std: float, noise: Noise) -> None:
     """Refuse noise that GS-InfoNCE cannot use.
 
     Raises:
         RequestError: ``loss_invalid``.
     """
-    if noise not in get_args(Noise):
-        raise RequestError("loss_invalid", f"noise is {noise!r}; it is one of {', '.join(get_args(Noise))}.")
+    check_choice("noise", noise, Noise)
     if not (weight > 0 and std > 0):
         raise RequestError("loss_invalid", f"noise_weight {weight} and noise_std {std} must be positive.")
     if noise == "expected" and mean != 0:

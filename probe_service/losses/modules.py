@@ -14,7 +14,7 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from sentence_transformers import SentenceTransformer
@@ -37,6 +37,7 @@ from probe_service.losses.functional import (
     Noise,
     at_least_float32,
     below_positive,
+    check_choice,
     check_noise,
     expected_noise_logits,
     flat_nce_of_rows,
@@ -156,10 +157,7 @@ class InfoNCELoss(MultipleNegativesRankingLoss):  # type: ignore[misc]  # senten
             )
         except ValueError as error:
             raise RequestError("loss_invalid", str(error)) from error
-        if margin_strategy not in get_args(MarginStrategy):
-            raise RequestError(
-                "loss_invalid", f"margin_strategy is {margin_strategy!r}; absolute or relative."
-            )
+        check_choice("margin_strategy", margin_strategy, MarginStrategy)
         self.guide = guide
         self.margin = 0.0 if guide is not None and margin is None else margin
         self.margin_strategy = margin_strategy
@@ -310,9 +308,11 @@ class InfoNCELoss(MultipleNegativesRankingLoss):  # type: ignore[misc]  # senten
         reader = CachedLossMixin()
         reader.model, reader.mini_batch_size = self.guide, mini_batch_size
         embeddings = []
-        # On copies, since models write their outputs into the features that they are given.
-        for column in [self._for_guide(dict(column)) for column in columns]:
-            parts = reader.embed_minibatch_iter(column, with_grad=False, copy_random_state=False)
+        for column in columns:
+            # Mini-batches are copies, so what the guide writes into its features never meets the model.
+            parts = reader.embed_minibatch_iter(
+                self._for_guide(column), with_grad=False, copy_random_state=False
+            )
             embeddings.append(torch.cat([vectors for vectors, _ in parts]))
         return embeddings
 

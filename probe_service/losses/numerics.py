@@ -35,17 +35,24 @@ class GradientErrors:
 
 
 def gradient_errors(
-    anchors: torch.Tensor, positives: torch.Tensor, *, temperature: float
+    anchors: torch.Tensor,
+    positives: torch.Tensor,
+    *,
+    temperature: float,
+    own_similarity: torch.Tensor | None = None,
 ) -> dict[str, GradientErrors]:
-    """Compare gradients computed in each of `DTYPES` with float64, on one batch of pairs.
+    """Compare gradients computed in each of `DTYPES` with the true ones, on one batch of pairs.
 
     With logits L = S/T, the gradient of InfoNCE (eq. 1) is softmax(L) − I, that of FlatNCE is softmax over the
     negatives, with −1 at the positive. The logits are rounded to the dtype first, as they are when a model trains in it.
+    The true gradients are computed in float64, at the positive as minus the sum of the others': 1 − softmax is 0 in float64
+    as well once ξ is below 1e-16.
 
     Args:
         anchors: (N, d) float32 unit rows.
-        positives: (N, d) float32 unit rows.
+        positives: (N, d) float32 unit rows; the anchors themselves for sentences.
         temperature: T > 0.
+        own_similarity: (N,) s_ii⁺ where it comes from elsewhere (two dropout passes); None: that of the positives.
 
     Returns:
         The errors by name of dtype.
@@ -60,7 +67,11 @@ def gradient_errors(
         logits = (anchors[start:stop] @ positives.T).double() / temperature
         own = torch.zeros_like(logits, dtype=torch.bool)
         own[torch.arange(stop - start), torch.arange(start, stop)] = True
+        if own_similarity is not None:
+            logits[own] = own_similarity[start:stop].double() / temperature
         true_infonce, true_flatnce, _ = _gradients(logits, own)
+        true_infonce[own] = 0.0
+        true_infonce[own] = -true_infonce.sum(dim=1)
         for name, dtype in DTYPES.items():
             infonce, flatnce, loss = _gradients(logits.to(dtype), own)
             sums = squares[name]
@@ -70,7 +81,7 @@ def gradient_errors(
             sums[3] += float(true_flatnce.square().sum())
             sums[4] += int((loss == 0).sum())
     return {
-        name: GradientErrors((a / b) ** 0.5 if b else 0.0, (c / d) ** 0.5, zero / size)
+        name: GradientErrors((a / b) ** 0.5 if b else float(a > 0), (c / d) ** 0.5, zero / size)
         for name, (a, b, c, d, zero) in squares.items()
     }
 

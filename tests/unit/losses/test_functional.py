@@ -127,13 +127,16 @@ def test_flatnce_may_be_negative_and_infonce_may_not():
     assert float(info_nce(eye, eye)) == pytest.approx(math.log1p(3 * math.exp(-20)), rel=1e-12)
 
 
+@pytest.mark.filterwarnings("ignore:Anomaly Detection has been enabled:UserWarning")
 def test_an_anchor_without_negatives_adds_nothing_and_spoils_nothing():
+    """Not even on the way back: torch's anomaly detection stops at any NaN."""
     anchors, candidates, mask = loops.random_batch(4, 5)
     mask[:] = ~np.eye(5, dtype=bool)
     mask[3] = False
     for loss in (info_nce, flat_nce):
         a, c = (each.requires_grad_() for each in tensors(anchors, candidates))
-        gradient, _ = torch.autograd.grad(loss(a, c, torch.tensor(mask)), (a, c))
+        with torch.autograd.detect_anomaly():
+            gradient, _ = torch.autograd.grad(loss(a, c, torch.tensor(mask)), (a, c))
         assert torch.isfinite(gradient).all()
         assert float(gradient[3].abs().sum()) == 0.0
         assert float(gradient[2].abs().sum()) > 0.0
@@ -368,3 +371,14 @@ def test_what_cannot_be_is_refused(rows, columns, chosen):
     with pytest.raises(RequestError) as caught:
         gs_info_nce(torch.ones(rows), torch.ones(columns), **{"noise_count": 2, **chosen})
     assert caught.value.code == "loss_invalid"
+
+
+def test_choices_that_are_none_are_refused():
+    a = torch.ones(2, 3)
+    for call in (
+        lambda: flat_nce(a, a, form="logarithm"),
+        lambda: below_positive(a, a[:, 0], margin_strategy="share"),
+    ):
+        with pytest.raises(RequestError) as caught:
+            call()
+        assert caught.value.code == "loss_invalid"

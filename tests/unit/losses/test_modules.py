@@ -381,7 +381,8 @@ def test_batches_and_models_that_do_not_fit_are_refused(small_models):
         assert caught.value.code == "loss_invalid"
 
 
-def test_embeddings_alone_are_enough():
-    a, p = torch.rand(5, 4), torch.rand(5, 4)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_embeddings_alone_are_enough_and_half_precision_is_compared_in_float32(dtype):
+    a, p = torch.rand(5, 4).to(dtype), torch.rand(5, 4).to(dtype)
     loss = FlatNCELoss(Table(5, 2)).compute_loss_from_embeddings([a, p])
-    torch.testing.assert_close(loss, flat_nce(a, p))
+    torch.testing.assert_close(loss, flat_nce(a.float(), p.float()))
