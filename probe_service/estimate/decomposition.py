@@ -166,7 +166,7 @@ class SourceCell:
     Args:
         push: Share of all push.
         false: Share of all push that is in this cell and on false negatives; its sum over cells is S.
-        false_share: false / push; None where no batch had push in this cell.
+        false_share: false / push; None where fewer than 30 batches had push in this cell, which is too few for an interval.
     """
 
     push: Interval
@@ -250,10 +250,11 @@ class SampledDecomposition:
 
 
 def _cell(false: Floats, push: Floats, level: float) -> SourceCell:
+    enough = np.count_nonzero(push) >= FEW_NONZERO
     return SourceCell(
         push=share_mean_interval(push, level),
         false=share_mean_interval(false, level),
-        false_share=jackknife_ratio(false, push, level).clipped(0.0, 1.0) if push.sum() > 0 else None,
+        false_share=jackknife_ratio(false, push, level).clipped(0.0, 1.0) if enough else None,
     )
 
 

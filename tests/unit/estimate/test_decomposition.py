@@ -205,3 +205,20 @@ def test_rows_in_enough_batches_have_intervals():
     assert found.value[0] - found.low[0] == pytest.approx(half)
     assert np.isnan(found.low[1:]).all()
     assert sampled.by_candidate(0.95).value == pytest.approx([0.0, 0.15, 0.0])
+
+
+def test_a_cell_that_few_batches_reach_has_no_ratio():
+    sampled = SampledDecomposition(2, 2)
+    push = np.zeros((100, 2, 2))
+    push[:, 0, 0], push[:29, 0, 0], push[:29, 0, 1] = 1.0, 0.5, 0.5
+    nothing = np.zeros((100, 2))
+    sampled.add(
+        np.tile([[0, 1]], (100, 1)), false=push / 2, push=push, by_anchor=nothing, by_candidate=nothing
+    )
+    (full, few), (_, empty) = sampled.cells(0.95)
+    assert full.false_share is not None
+    assert full.false_share.value == pytest.approx(0.5)
+    assert few.false_share is None
+    assert few.push.value == pytest.approx(0.145)
+    assert empty.false_share is None
+    assert empty.push.value == 0.0
