@@ -1,4 +1,4 @@
-"""The command line: ``probe run``, ``check``, ``audit``, ``serve``, ``worker``, ``encoders``.
+"""The command line: ``probe run``, ``check``, ``compare``, ``audit``, ``serve``, ``worker``, ``encoders``.
 
 Exit status: 0 done, or the gate passed; 1 the gate failed; 2 usage or bad input; 3 inconclusive where the policy says so;
 4 and up the infrastructure (4: encoder, service or storage cannot be used; 5: an unexpected fault), so that an outage never
@@ -17,6 +17,12 @@ import click
 
 from probe_service.audit_cli import audit
 from probe_service.cli_options import (
+    EXIT_FAIL,
+    EXIT_INCONCLUSIVE,
+    EXIT_INFRASTRUCTURE,
+    EXIT_INPUT,
+    EXIT_PASS,
+    EXIT_UNEXPECTED,
     ProgressLine,
     Sizes,
     corpus_options,
@@ -26,6 +32,7 @@ from probe_service.cli_options import (
     read_settings,
     request_from,
 )
+from probe_service.compare_cli import compare
 from probe_service.errors import InputError, ProbeError, ServiceError
 
 if TYPE_CHECKING:
@@ -33,7 +40,6 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
-EXIT_PASS, EXIT_FAIL, EXIT_INPUT, EXIT_INCONCLUSIVE, EXIT_INFRASTRUCTURE, EXIT_UNEXPECTED = range(6)
 EXIT_INTERRUPTED = 130
 
 _USAGE_CODES = {"encoder_unknown", "encoder_not_allowed"}
@@ -210,6 +216,7 @@ def canary(name: str) -> int:
 
 
 cli.add_command(audit)
+cli.add_command(compare)
 
 
 # ------------------------------------------------------------------------------------------------------------- inside

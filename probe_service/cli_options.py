@@ -17,6 +17,12 @@ if TYPE_CHECKING:
     from probe_service.settings import Settings
 
 __all__ = [
+    "EXIT_FAIL",
+    "EXIT_INCONCLUSIVE",
+    "EXIT_INFRASTRUCTURE",
+    "EXIT_INPUT",
+    "EXIT_PASS",
+    "EXIT_UNEXPECTED",
     "ProgressLine",
     "Sizes",
     "corpus_options",
@@ -26,6 +32,13 @@ __all__ = [
     "read_settings",
     "request_from",
 ]
+
+EXIT_PASS = 0
+EXIT_FAIL = 1
+EXIT_INPUT = 2
+EXIT_INCONCLUSIVE = 3
+EXIT_INFRASTRUCTURE = 4
+EXIT_UNEXPECTED = 5
 
 
 def option(*names: str, **settings: Any) -> Callable[[Any], Any]:
