@@ -53,8 +53,20 @@ async function answer(path, options = {}) {
 
 export const getJson = async (path, signal) => (await answer(path, { signal })).json();
 export const getBlob = async (path) => (await answer(path)).blob();
-export const post = async (path) => (await answer(path, { method: "POST" })).json();
 export const remove = (path) => answer(path, { method: "DELETE" });
+
+/** Post, with a body as JSON if there is one; it is sent even if the page is closed meanwhile. */
+export async function post(path, body) {
+  const options = { method: "POST", keepalive: true };
+  if (body !== undefined) {
+    options.body = JSON.stringify(body);
+    options.headers = { "Content-Type": "application/json" };
+  }
+  return (await answer(path, options)).json();
+}
+
+/** Whether a problem says that the service is away for a moment, and not that the request is wrong. */
+export const isAway = (error) => AWAY_STATUSES.has(error.status);
 
 /** A fresh key, so that a submission repeated after a lost connection makes no second job. */
 export function freshKey() {
@@ -106,7 +118,7 @@ export async function follow(id, { onJob, onLink, signal }) {
       }
     } catch (error) {
       if (signal.aborted) return;
-      if (error instanceof Problem && !AWAY_STATUSES.has(error.status)) throw error;
+      if (error instanceof Problem && !isAway(error)) throw error;
     }
     losses += 1;
     if (losses > 1) onLink(false);

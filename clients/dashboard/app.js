@@ -2,34 +2,40 @@
 
 import { byId, bytes, fill, h, plural, when } from "./dom.js";
 import { Problem, freshKey, getJson, rememberKey, submit } from "./api.js";
+import { AuditView } from "./audit.js";
 import { JobView, STATES } from "./job.js";
 import { problemLines } from "./report.js";
 
 const RECENT_JOBS = 12;
 const PEEK_BYTES = 65536;
-const JOB_ADDRESS = /^#\/probes\/([^/]+)$/;
+const ADDRESS = /^#\/probes\/([^/]+)(\/audit)?$/;
+const VIEWS = ["key-view", "home-view", "job-view", "audit-view"];
 
-let jobView = null;
+let view = null; // of a job or of its audit
 let chosen = null; // the file to send, if one was dropped or picked
 let attempt = null; // {fingerprint, key}: the same submission again, after a lost connection, has the same key
 let uploading = null;
 
 // ------------------------------------------------------------------------------------------------ addresses
 
+function reveal(id) {
+  for (const each of VIEWS) byId(each).hidden = each !== id;
+}
+
 function route() {
-  jobView?.close();
-  jobView = null;
-  const match = JOB_ADDRESS.exec(location.hash);
-  byId("key-view").hidden = true;
-  byId("home-view").hidden = match !== null;
-  byId("job-view").hidden = match === null;
+  view?.close();
+  view = null;
+  const match = ADDRESS.exec(location.hash);
   if (match === null) {
+    reveal("home-view");
     document.title = "probe-service";
     showRecent();
-  } else {
-    jobView = new JobView(decodeURIComponent(match[1]), (error) => (error ? askForKey() : (location.hash = "#/")));
-    jobView.show();
+    return;
   }
+  const [, id, audit] = match;
+  reveal(audit ? "audit-view" : "job-view");
+  view = new (audit ? AuditView : JobView)(decodeURIComponent(id), (error) => (error ? askForKey() : (location.hash = "#/")));
+  view.show();
 }
 
 function moveTo(hash, heading) {
@@ -39,8 +45,7 @@ function moveTo(hash, heading) {
 }
 
 function askForKey() {
-  for (const id of ["home-view", "job-view"]) byId(id).hidden = true;
-  byId("key-view").hidden = false;
+  reveal("key-view");
   byId("api-key").focus();
 }
 

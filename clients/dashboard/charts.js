@@ -23,8 +23,8 @@ function vega() {
 
 /** One chart in a figure; drawn again when the curve has grown and when light turns to dark. */
 export class Chart {
-  constructor(jobId, name, title, caption) {
-    this.path = `/v1/probes/${encodeURIComponent(jobId)}/charts/${name}.json`;
+  constructor(path, name, title, caption) {
+    this.path = path;
     this.drawing = false;
     this.outdated = false;
     this.closed = false;

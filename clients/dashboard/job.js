@@ -4,6 +4,7 @@ import { byId, count, duration, fill, h, say, when } from "./dom.js";
 import { Problem, follow, getJson, post, remove } from "./api.js";
 import { Chart } from "./charts.js";
 import {
+  auditSection,
   curveSection,
   curveTable,
   duplicatesSection,
@@ -190,7 +191,7 @@ export class JobView {
 
   chart(name) {
     if (!this.charts.has(name)) {
-      const chart = new Chart(this.id, name, ...CHARTS[name]);
+      const chart = new Chart(`${this.path}/charts/${name}.json`, name, ...CHARTS[name]);
       this.charts.set(name, chart);
       byId("charts").append(chart.figure);
     }
@@ -216,7 +217,7 @@ export class JobView {
   }
 
   report(report) {
-    fill(byId("verdict"), verdictSection(report), linksSection(this.id));
+    fill(byId("verdict"), verdictSection(report), auditSection(report, this.id), linksSection(this.id));
     fill(
       byId("details"),
       warningsSection(report),

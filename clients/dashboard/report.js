@@ -28,7 +28,7 @@ export function verdictChip(kind) {
 
 const list = (items, attributes = {}) => h("ul", attributes, ...items.map((item) => h("li", {}, item)));
 
-const card = (title, ...children) => h("section", { class: "card" }, h("h2", {}, title), ...children);
+export const card = (title, ...children) => h("section", { class: "card" }, h("h2", {}, title), ...children);
 
 // ------------------------------------------------------------------------------------------------ the headline
 
@@ -36,15 +36,13 @@ const card = (title, ...children) => h("section", { class: "card" }, h("h2", {},
 export function verdictSection(report) {
   const { advice } = report;
   const limit = advice.n_max;
-  let figure = "none";
-  if (limit.value !== null) figure = limit.exceeded ? count(limit.value) : `≥ ${count(limit.value)}`;
   return h(
     "section",
     { class: "card hero", "aria-labelledby": "verdict-title" },
     h(
       "div",
       { class: "answer" },
-      h("p", { class: "answer-figure", "data-n-max": limit.value ?? "none" }, figure),
+      h("p", { class: "answer-figure", "data-n-max": limit.value ?? "none" }, limitInFigures(limit)),
       h("p", { class: "hint" }, "largest batch size shown to be safe"),
     ),
     h(
@@ -62,38 +60,46 @@ export function verdictSection(report) {
         `Budget ${share(advice.budget)}${advice.budget_is_provisional ? " (provisional)" : ""}.`,
       ),
     ),
-    h(
-      "ul",
-      { class: "verdicts", "aria-label": "Verdict for each batch size" },
-      ...advice.verdicts.map((verdict) =>
-        h(
-          "li",
-          { class: verdict.verdict },
-          h("span", { class: "size" }, count(verdict.batch_size)),
-          verdictChip(verdict.verdict),
-          h("span", { class: "why" }, sentence(verdict.reason)),
-          verdict.assumption && h("span", { class: "why" }, `Assumes: ${sentence(verdict.assumption)}`),
-        ),
+    verdictList(advice.verdicts),
+  );
+}
+
+export function verdictList(verdicts) {
+  return h(
+    "ul",
+    { class: "verdicts", "aria-label": "Verdict for each batch size" },
+    ...verdicts.map((verdict) =>
+      h(
+        "li",
+        { class: verdict.verdict },
+        h("span", { class: "size" }, count(verdict.batch_size)),
+        verdictChip(verdict.verdict),
+        h("span", { class: "why" }, sentence(verdict.reason)),
+        verdict.assumption && h("span", { class: "why" }, `Assumes: ${sentence(verdict.assumption)}`),
       ),
     ),
   );
 }
 
+/** The way to an audit, where there is something to ask and a text to show. */
+export function auditSection(report, jobId) {
+  const unjudged = report.evidence.unjudged_pair_share;
+  if (unjudged === 0 || report.pairs.every((pair) => pair.text === null)) return null;
+  return card(
+    "Be surer with labels",
+    h(
+      "p",
+      {},
+      unjudged > 0.999 ? "Hardly any pair of rows is judged. " : `A share of ${share(unjudged)} of all pairs of rows is not judged. `,
+      "A few hundred labels give S with an interval at every batch size, whatever the encoder finds similar.",
+    ),
+    h("a", { class: "button primary", href: `#/probes/${encodeURIComponent(jobId)}/audit` }, "Audit with labels"),
+  );
+}
+
 /** Links to the same result in other forms. */
 export function linksSection(jobId) {
-  const at = (end) => `/v1/probes/${encodeURIComponent(jobId)}/${end}`;
-  const link = (text, end, name) =>
-    h(
-      "a",
-      {
-        class: "button",
-        href: at(end),
-        target: "_blank",
-        rel: "noopener",
-        click: hasKey() ? (event) => download(event, at(end), name) : null,
-      },
-      text,
-    );
+  const link = (text, end, name) => resultLink(text, `/v1/probes/${encodeURIComponent(jobId)}/${end}`, name);
   return h(
     "nav",
     { class: "actions links", "aria-label": "This report in other forms" },
@@ -104,7 +110,21 @@ export function linksSection(jobId) {
   );
 }
 
-/** A plain link sends no key, so with one the file is fetched and then saved. */
+/** A link to a result. A plain one sends no key, so with a key the file is fetched and then saved. */
+export function resultLink(text, path, name) {
+  return h(
+    "a",
+    {
+      class: "button",
+      href: path,
+      target: "_blank",
+      rel: "noopener",
+      click: hasKey() ? (event) => download(event, path, name) : null,
+    },
+    text,
+  );
+}
+
 async function download(event, path, name) {
   event.preventDefault();
   save(await getBlob(path), name);
@@ -132,9 +152,14 @@ export function curveTable(curve, verdicts = []) {
     ["Mean of the top similarities", (point) => estimate(point.top_k_mean)],
     ["Hardest negative of an anchor", (point) => estimate(point.hardest_negative)],
   ].filter((column) => column !== null);
+  return figuresTable("Table of the curve", columns, curve);
+}
+
+/** A table that scrolls by itself where it is too wide: columns are [title, cell of a row]; the first one heads its row. */
+export function figuresTable(label, columns, rows) {
   return h(
     "div",
-    { class: "scroll", tabindex: "0", role: "region", "aria-label": "Table of the curve" },
+    { class: "scroll", tabindex: "0", role: "region", "aria-label": label },
     h(
       "table",
       { class: "figures" },
@@ -142,13 +167,11 @@ export function curveTable(curve, verdicts = []) {
       h(
         "tbody",
         {},
-        ...curve.map((point) =>
+        ...rows.map((row) =>
           h(
             "tr",
             {},
-            ...columns.map(([, cell], index) =>
-              index === 0 ? h("th", { scope: "row" }, cell(point)) : h("td", {}, cell(point)),
-            ),
+            ...columns.map(([, cell], index) => (index === 0 ? h("th", { scope: "row" }, cell(row)) : h("td", {}, cell(row)))),
           ),
         ),
       ),
@@ -200,6 +223,12 @@ export function duplicatesSection(report) {
 function limitInWords(limit) {
   if (limit.value === null) return "none";
   return limit.exceeded ? count(limit.value) : `at least ${count(limit.value)}`;
+}
+
+/** n_max as the large figure of a page. */
+export function limitInFigures(limit) {
+  if (limit.value === null) return "none";
+  return limit.exceeded ? count(limit.value) : `≥ ${count(limit.value)}`;
 }
 
 function pairItem(pair) {
@@ -268,7 +297,7 @@ export function warningsSection(report) {
   );
 }
 
-function facts(pairs) {
+export function facts(pairs) {
   return h(
     "dl",
     { class: "facts" },

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from itertools import pairwise
 from typing import Any
 
@@ -426,3 +427,93 @@ def test_a_key_is_asked_for_and_kept_for_the_tab(chromium, tmp_path):
         assert watched == Watched()
     finally:
         locked.stop()
+
+
+# ------------------------------------------------------------------------------------------------ the audit
+
+
+def until_stored(service: ServiceProcess, job_id: str, number: int, word: str) -> None:
+    """Wait until the service has this answer to the question of this number."""
+    deadline = time.monotonic() + 20
+    found = None
+    while found != word:
+        assert time.monotonic() < deadline, (number, word, found)
+        query = {"offset": number - 1, "limit": 1}
+        page = service.http.get(f"/v1/probes/{job_id}/audit/pairs", params=query).json()
+        found = page["questions"][0]["answer"]
+
+
+def folded(text: str) -> str:
+    """A text without case and end, by which hidden duplicates differ from what they repeat."""
+    return text.rstrip(" .!?").lower()
+
+
+def test_pairs_are_labelled_by_key_and_the_labels_become_a_result(page, service, watched):
+    rows = [
+        {"question": f"{HOSTILE[0]} how to {at}?", "answer": f"do {at} like this {HOSTILE[1]}"}
+        for at in range(40)
+    ]
+    content = "\n".join(json.dumps(row) for row in rows).encode()
+    job_id = service.submit("faq.jsonl", content, batch_sizes=[8], num_repeats=2)
+    assert service.until_ended(job_id, within_seconds=REPORT_SECONDS)["state"] == "succeeded"
+    path = f"/v1/probes/{job_id}/audit"
+
+    page.goto(f"/#/probes/{job_id}")
+    page.get_by_role("link", name="Audit with labels").click()
+    page.get_by_label("100 labels").check()
+    watched.expect_refusal(404)  # there was no audit yet
+    page.get_by_role("button", name="Draw pairs").click()
+    place = page.locator("#question-place")
+    expect(place).to_contain_text("Question 1 of")
+    first = service.http.get(f"{path}/pairs", params={"limit": 1}).json()["questions"][0]
+    sides = [page.locator(".side p").nth(at).text_content() for at in range(3)]
+    assert sides == [first["anchor"], first["positive"], first["candidate"]]
+    assert page.locator(".texts img, .texts script").count() == 0
+    assert "hacked" not in page.title()
+
+    for number, (key, word) in enumerate((("y", "yes"), ("n", "no"), ("u", "unsure")), start=1):
+        page.keyboard.press(key)
+        expect(place).to_contain_text(f"Question {number + 1} of")
+        until_stored(service, job_id, number, word)
+    page.keyboard.press("b")
+    expect(place).to_contain_text("Question 3 of")
+    expect(page.get_by_role("button", name="Unsure")).to_have_attribute("aria-pressed", "true")
+    page.get_by_role("button", name="No n").click()
+    expect(place).to_contain_text("Question 4 of")
+    until_stored(service, job_id, 3, "no")
+
+    page.reload()
+    expect(place).to_contain_text("Question 4 of")
+    page.keyboard.press("ArrowLeft")
+    expect(place).to_contain_text("Question 3 of")
+    page.keyboard.press("n")
+    expect(place).to_contain_text("Question 4 of")
+
+    questions = service.http.get(f"{path}/pairs", params={"offset": 4, "limit": 200}).json()["questions"]
+    answers = [
+        {"id": each["id"], "answer": "yes" if folded(each["candidate"]) == folded(each["positive"]) else "no"}
+        for each in questions
+    ]
+    assert service.http.post(f"{path}/labels", json=answers).json()["open"] == 1
+    page.reload()
+    expect(place).to_contain_text("Question 4 of")
+    page.keyboard.press("n")
+    expect(page.locator("#audit-answer")).to_be_visible()
+    expect(page.locator("[data-chart=audit] svg")).to_be_visible()
+    report = service.http.get(f"{path}/report").json()
+    labels = report["labels"]
+    expect(page.locator(".facts")).to_contain_text(
+        f"{labels['yes']} yes, {labels['no']} no, {labels['unsure']} unsure"
+    )
+    (share,) = report["shares"]
+    shown = page.locator("#audit-body tbody td").nth(1)
+    expect(shown).to_have_text(
+        re.compile(rf"^{share['estimate']['value']:.3f} \(.+–{share['estimate']['high']:.3f}\)$")
+    )
+    page.set_viewport_size({"width": 390, "height": 800})
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+    page.on("dialog", lambda dialog: dialog.accept())
+    page.get_by_role("button", name="Delete this audit").click()
+    expect(page.get_by_role("button", name="Draw pairs")).to_be_visible()
+    watched.expect_refusal(404)
