@@ -18,6 +18,9 @@ __all__ = ["run_draw"]
 
 Json = Any
 
+_DRAWING_FROM = 0.4
+"""Guessed share of the work that is done when the drawing begins; the vectors are in the cache, as a rule."""
+
 
 def _call(_name: str, function: Callable[..., Json], *arguments: Json) -> Json:
     return function(*arguments)
@@ -64,7 +67,8 @@ def run_draw(
     def step(phase: Phase, step_name: str, function: Callable[..., Json], *arguments: Json) -> Json:
         nonlocal done
         total = parts + 4
-        on_progress(Progress(phase=phase, fraction=done / total, done=done, total=total, unit="steps"))
+        fraction = _DRAWING_FROM * done / (total - 1)
+        on_progress(Progress(phase=phase, fraction=fraction, done=done, total=total, unit="steps"))
         done += 1
         return execute(step_name, function, *arguments)
 

@@ -32,7 +32,7 @@ from probe_service.jobs.client import JobSubmission
 from probe_service.jobs.queue import CURVE_EVENT, PROGRESS_EVENT, JobKind
 from probe_service.probe import Executor, run_probe
 from probe_service.problems import error_from_json, error_to_json
-from probe_service.schemas import ProbeReport, Progress
+from probe_service.schemas import Phase, ProbeReport, Progress
 from probe_service.settings import Settings
 from probe_service.store import CorpusStore
 
@@ -111,12 +111,13 @@ class Desk:
 
 
 class _ProgressReport:
-    """Writes a job's progress as workflow events: at most once a second, the curve when it grew."""
+    """Writes a job's progress as workflow events: at most once a second but for a new phase, the curve when it grew."""
 
     def __init__(self) -> None:
         self._latest: Progress | None = None
         self._written_at = 0.0
         self._points_written = 0
+        self._phase_written: Phase | None = None
         self._step_thread: int | None = None
 
     def note(self, progress: Progress) -> None:
@@ -129,7 +130,8 @@ class _ProgressReport:
         if latest is None:
             return
         grown = len(latest.curve) != self._points_written
-        if not grown and time.monotonic() - self._written_at < _PROGRESS_EVERY_SECONDS:
+        moved_on = grown or latest.phase is not self._phase_written
+        if not moved_on and time.monotonic() - self._written_at < _PROGRESS_EVERY_SECONDS:
             return
         if grown:
             DBOS.set_event(CURVE_EVENT, [point.model_dump(mode="json") for point in latest.curve])
@@ -142,6 +144,7 @@ class _ProgressReport:
         )
         self._latest = None
         self._points_written = len(latest.curve)
+        self._phase_written = latest.phase
         self._written_at = time.monotonic()
 
     def enter_step(self) -> None:

@@ -15,7 +15,7 @@ from probe_service.audit import Audit, ItemKind, apply_audit
 from probe_service.cli import _run
 from probe_service.errors import InputError
 from probe_service.judges import Answer, LabelStore, Sheet
-from probe_service.schemas import AuditReport
+from probe_service.schemas import AuditReport, ProbeRequest
 
 ROWS, GROUPS = 240, 40
 SIZES = "2,8,32,64"
@@ -386,6 +386,17 @@ def test_a_label_store_keeps_the_corpus(drawn, capsys, home):
     store = LabelStore(home / "labels.sqlite")
     pairs = [item for item in audit.items if item.kind is ItemKind.PAIR]
     assert len(store.find([item.digest for item in pairs], "person")) == len(pairs)
+
+
+def test_an_audit_says_that_it_knows_random_batches_only(drawn_once):
+    audit = Audit.read(drawn_once / "pairs.audit.json")
+    assert apply_audit(audit, Sheet.read(drawn_once / "pairs.jsonl")).warnings == []
+    for change in ({"sampler": {"kind": "sequential"}}, {"loss": {"directions": ["doc_to_query"]}}):
+        request = ProbeRequest.model_validate({**audit.request.model_dump(), **change})
+        report = apply_audit(
+            dataclasses.replace(audit, request=request), Sheet.read(drawn_once / "pairs.jsonl")
+        )
+        assert [warning.code for warning in report.warnings] == ["audit_random_batches"]
 
 
 def test_estimates_are_refused_where_labels_are_worth_too_little(drawn_once):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import httpx
 from pydantic import BaseModel, ValidationError
@@ -28,6 +28,12 @@ from probe_client._errors import (
 )
 from probe_client._events import read_events
 from probe_service.schemas import (
+    AuditAnswer,
+    AuditCounts,
+    AuditJob,
+    AuditQuestion,
+    AuditQuestionPage,
+    AuditReport,
     EncoderList,
     Job,
     JobList,
@@ -51,9 +57,12 @@ _OVERRUN_SECONDS = 1.0
 _AWAY_STATUSES = frozenset({502, 503, 504})
 """Answers of a proxy whose service is down, or of a service that is starting."""
 _PAGE_LENGTH = 100
+_AUDIT_REPORT_SECONDS = 120.0
+"""Limit of silence while n_max is sought: each size takes milliseconds where the judge made mistakes."""
 
 _log = logging.getLogger("probe_client")
 _Noun = TypeVar("_Noun", bound=BaseModel)
+_Ended = TypeVar("_Ended", Job, AuditJob)
 
 
 class ProbeClient:
@@ -285,6 +294,115 @@ class ProbeClient:
             yield from page.pairs
             offset = page.next_offset
 
+    # ------------------------------------------------------------------------------------------- audits
+
+    def draw_audit(
+        self, job_id: str, *, labels: int = 200, checks: int = 20, judge: str = "person"
+    ) -> AuditJob:
+        """Have pairs of a finished probe drawn to be labelled; the same again changes nothing.
+
+        Args:
+            job_id: The probe, which has one audit at most.
+            labels: Pairs to draw.
+            checks: Hidden checks of each kind.
+            judge: Whose earlier answers to pairs of the same texts are used again.
+
+        Raises:
+            ApiError: e.g. ``job_not_ready``, or ``audit_exists`` where there is another.
+        """
+        wanted = {"labels": labels, "checks": checks, "judge": judge}
+        return self._noun(AuditJob, "POST", f"/v1/probes/{job_id}/audit", json=wanted)
+
+    def audit(self, job_id: str) -> AuditJob:
+        """Return the audit of a probe: state of the drawing, and then how many questions are open.
+
+        Raises:
+            ApiError: ``audit_not_found``.
+        """
+        return self._noun(AuditJob, "GET", f"/v1/probes/{job_id}/audit")
+
+    def wait_for_audit(self, job_id: str, *, timeout_seconds: float | None = None) -> AuditJob:
+        """Wait until the pairs of an audit are drawn.
+
+        Raises:
+            JobFailed: The drawing ended with a problem.
+            JobCancelled: It was stopped on request.
+            WaitTimeout: The limit was reached; the drawing goes on.
+            ApiError: ``audit_not_found``.
+        """
+        deadline = math.inf if timeout_seconds is None else time.monotonic() + timeout_seconds
+        while True:
+            audit = self.audit(job_id)
+            if audit.state.ended:
+                return _succeeded(audit)
+            left_seconds = deadline - time.monotonic()
+            if left_seconds <= 0:
+                assert timeout_seconds is not None
+                raise WaitTimeout(job_id, audit, timeout_seconds)
+            time.sleep(min(_POLL_SECONDS, left_seconds))
+
+    def audit_questions(self, job_id: str, *, open_only: bool = False) -> Iterator[AuditQuestion]:
+        """Yield the questions of an audit in the order of its sheet, page by page; answers may come in meanwhile."""
+        offset: int | None = 0
+        while offset is not None:
+            page = self._noun(
+                AuditQuestionPage,
+                "GET",
+                f"/v1/probes/{job_id}/audit/pairs",
+                params={"offset": offset, "limit": _PAGE_LENGTH, "open_only": open_only},
+            )
+            yield from page.questions
+            offset = page.next_offset
+
+    def label(self, job_id: str, answers: Iterable[AuditAnswer]) -> AuditCounts:
+        """Store answers at once, all or none; a later answer to a question replaces an earlier one.
+
+        Raises:
+            ApiError: ``audit_labels_foreign``, with the answer's place in the list, for a question of no such id.
+        """
+        given = [answer.model_dump(mode="json") for answer in answers]
+        return self._noun(AuditCounts, "POST", f"/v1/probes/{job_id}/audit/labels", json=given)
+
+    def audit_sheet(self, job_id: str, *, sheet_format: Literal["jsonl", "csv"] = "jsonl") -> bytes:
+        """Return the sheet with the answers so far, to be filled elsewhere in the column ``label``."""
+        return self._answer("GET", f"/v1/probes/{job_id}/audit/pairs.{sheet_format}").content
+
+    def send_audit_sheet(self, job_id: str, path: Path) -> AuditCounts:
+        """Store the labels of a filled sheet; rows without a label change nothing.
+
+        Args:
+            job_id: The probe.
+            path: Ends in .jsonl or .csv.
+
+        Raises:
+            OSError: The file cannot be read.
+            ApiError: e.g. ``audit_labels_foreign`` or ``audit_label_unknown``, with the row.
+        """
+        sheet = path.suffix.lower().removeprefix(".")
+        return self._noun(
+            AuditCounts, "POST", f"/v1/probes/{job_id}/audit/pairs.{sheet}", content=path.read_bytes()
+        )
+
+    def audit_report(self, job_id: str) -> AuditReport:
+        """Return what the labels say: S with its interval and a verdict at each size, and n_max.
+
+        Raises:
+            ApiError: ``audit_labels_incomplete`` until every question is answered.
+        """
+        return self._noun(
+            AuditReport, "GET", f"/v1/probes/{job_id}/audit/report", timeout=_AUDIT_REPORT_SECONDS
+        )
+
+    def cancel_audit(self, job_id: str) -> AuditJob:
+        """Ask the drawing of an audit to stop; one that is drawn stays as it is."""
+        return self._noun(AuditJob, "POST", f"/v1/probes/{job_id}/audit/cancel")
+
+    def delete_audit(self, job_id: str) -> None:
+        """Remove the audit of a probe; its labels are used again by later ones."""
+        self._answer("DELETE", f"/v1/probes/{job_id}/audit")
+
+    # ------------------------------------------------------------------------------------------- encoders
+
     def encoders(self) -> EncoderList:
         """Return the encoders that requests may name, and which is the default."""
         return self._noun(EncoderList, "GET", "/v1/encoders")
@@ -348,7 +466,7 @@ class _NoEventStream(ProbeClientError):  # noqa: N818
     """The events of a job cannot be had as a stream; never leaves this module."""
 
 
-def _succeeded(job: Job) -> Job:
+def _succeeded(job: _Ended) -> _Ended:
     """Return a job that has succeeded; raise what the others ended with."""
     if job.state is JobState.CANCELLED:
         raise JobCancelled(job)

@@ -16,7 +16,7 @@ Errors of httpx and pydantic never leave the client; they are kept as the cause.
 # ruff: noqa: N818 - the names say what happened
 from __future__ import annotations
 
-from probe_service.schemas import Job, ProblemDetail
+from probe_service.schemas import AuditJob, Job, ProblemDetail
 
 
 class ProbeClientError(Exception):
@@ -94,7 +94,7 @@ class WaitTimeout(ProbeClientError):
         timeout_seconds: The limit that was reached.
     """
 
-    def __init__(self, job_id: str, job: Job | None, timeout_seconds: float) -> None:
+    def __init__(self, job_id: str, job: Job | AuditJob | None, timeout_seconds: float) -> None:
         super().__init__(job_id, job, timeout_seconds)
         self.job_id = job_id
         self.job = job
@@ -110,11 +110,11 @@ class JobFailed(_WithProblem):
     """The job ended with a problem.
 
     Args:
-        job: The job in its final state.
+        job: The job, or the audit, in its final state.
         problem: What the job ended with.
     """
 
-    def __init__(self, job: Job, problem: ProblemDetail) -> None:
+    def __init__(self, job: Job | AuditJob, problem: ProblemDetail) -> None:
         super().__init__(problem)
         self.job = job
 
@@ -123,10 +123,10 @@ class JobCancelled(ProbeClientError):
     """The job was stopped on request.
 
     Args:
-        job: The job in its final state.
+        job: The job, or the audit, in its final state.
     """
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job | AuditJob) -> None:
         super().__init__(job)
         self.job = job
 
