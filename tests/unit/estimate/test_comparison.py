@@ -86,6 +86,17 @@ def test_limits_of_sides_measured_apart_are_combined_by_hand():
     )
 
 
+def test_limits_that_are_not_symmetric_keep_their_sides():
+    rare = share([0.0] * 97 + [0.2, 0.3, 0.4])
+    own = rare.interval()
+    assert own.high - own.value > 2 * (own.value - own.low)
+    # What A may have more, B − A may have less.
+    found = independent_difference(rare, settled(0.5))
+    assert (found.low, found.high) == (pytest.approx(0.5 - own.high), pytest.approx(0.5 - own.low))
+    found = independent_difference(settled(0.5), rare)
+    assert (found.low, found.high) == (pytest.approx(own.low - 0.5), pytest.approx(own.high - 0.5))
+
+
 def test_sides_measured_apart_agree_with_welch():
     rng = np.random.default_rng(1)
     a, b = rng.normal(0.3, 0.02, 60), rng.normal(0.35, 0.06, 200)
