@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from probe_service.estimate.integral import Floats, Histograms, PushIntegral
+from probe_service.estimate.integral import Counts, Floats, Histograms, PushIntegral
 from probe_service.estimate.intervals import (
     FEW_NONZERO,
     Interval,
@@ -121,8 +121,8 @@ class DecompositionAccumulator:
             (sizes, p) q_N(i, j) of the known false negatives.
         """
         count, k, bins = by_source.shape
-        block = self._integral.block(by_source.sum(axis=1))
-        mass = block.mass(by_source.reshape(count * k, bins)).reshape(count, k, -1)
+        block = self._integral.block(Counts(by_source.sum(axis=1)))
+        mass = block.mass(Counts(by_source.reshape(count * k, bins))).reshape(count, k, -1)
         anchor_source = self._sources[rows]
         belongs = (anchor_source[None, :] == np.arange(k)[:, None]).astype(np.float64)
         cell = self._sources[known_anchor] * k + self._sources[known_candidate]

@@ -15,7 +15,7 @@ import numpy as np
 from scipy.interpolate import CubicSpline
 from scipy.special import gammaln
 
-from probe_service.estimate.integral import Floats, Histograms, PushIntegral, received
+from probe_service.estimate.integral import Counts, Floats, Histograms, PushIntegral, received
 
 __all__ = [
     "EXACT",
@@ -171,11 +171,12 @@ class ShareAccumulator:
             own: (r,) similarity of the own positives; None for sentences.
             checkpoint: Called often; may raise.
         """
-        if candidates.sum(axis=1).max() > self._rows - 1:
+        counts = Counts(candidates)
+        if counts.each.max() > self._rows - 1:
             raise ValueError(f"an anchor has more than {self._rows - 1} candidates")
-        block = self._integral.block(candidates)
-        total = block.mass(candidates)
-        layers = [block.mass(known)] if worst is None else [block.mass(known), block.mass(worst)]
+        block = self._integral.block(counts)
+        total = block.mass(counts)
+        layers = [block.mass(Counts(layer)) for layer in (known, worst) if layer is not None]
         for at, size in enumerate(self._scan.sizes):
             if at % _CHECK_EVERY == 0:
                 checkpoint()
@@ -221,10 +222,12 @@ class ShareGrid:
         checkpoint: Callable[[], None] = lambda: None,
     ) -> None:
         """Take in the histograms of a block of anchors, as `ShareAccumulator.add` does."""
+        counts = Counts(candidates)
+        false = [Counts(layer) for layer in (known, worst) if layer is not None]
         for row, integral in enumerate(self._integrals):
-            block = integral.block(candidates)
-            total = block.mass(candidates)
-            layers = [block.mass(known)] if worst is None else [block.mass(known), block.mass(worst)]
+            block = integral.block(counts)
+            total = block.mass(counts)
+            layers = [block.mass(layer) for layer in false]
             for column, size in enumerate(self._sizes):
                 checkpoint()
                 coefficients = block.coefficients(block.survival(size), size)
@@ -264,9 +267,11 @@ def expected_maximum(candidates: Histograms, centres: Floats, batch_size: int) -
         centres: (bins,) similarities.
         batch_size: N.
     """
-    below = np.cumsum(candidates, axis=1, dtype=np.float64).astype(np.int64)
+    occupied = np.flatnonzero(candidates.any(axis=0))
+    bins = slice(int(occupied[0]), int(occupied[-1]) + 1)
+    below = np.cumsum(candidates[:, bins].astype(np.int32), axis=1)
     drawn = batch_size - 1
-    steps = np.diff(centres)
+    highest, steps = centres[bins][-1], np.diff(centres[bins])
     expected = 0.0
     for count in np.unique(below[:, -1]):
         # Many bins, few counts: C(k, N−1) / C(count, N−1) for every k ≤ count, then looked up.
@@ -274,7 +279,7 @@ def expected_maximum(candidates: Histograms, centres: Floats, batch_size: int) -
         log_ways = gammaln(up_to + 1.0) - gammaln(up_to - drawn + 1.0)
         probability = np.concatenate([np.zeros(drawn), np.exp(log_ways - log_ways[-1])])
         rows = below[below[:, -1] == count, :-1]
-        expected += float((centres[-1] - probability[rows] @ steps).sum())
+        expected += float((highest - probability[rows] @ steps).sum())
     return expected / len(below)
 
 

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-__all__ = ["SMALLEST_TEMPERATURE", "BlockPush", "Floats", "Histograms", "PushIntegral", "received"]
+__all__ = ["SMALLEST_TEMPERATURE", "BlockPush", "Counts", "Floats", "Histograms", "PushIntegral", "received"]
 
 Floats = NDArray[np.float64]
 Histograms = NDArray[np.float32] | NDArray[np.float64]
@@ -39,6 +39,28 @@ _DECAYED = 40.0
 """Where the grid ends, t·x is at least this for every candidate."""
 _SPARSE_BELOW = 0.02
 """Histograms with a smaller share of occupied bins are multiplied as sparse ones."""
+
+
+class Counts:
+    """The histograms of a block of anchors, looked at once and then multiplied many times.
+
+    Args:
+        histograms: (r, bins) candidates of each anchor by similarity.
+    """
+
+    def __init__(self, histograms: Histograms) -> None:
+        occupied = np.flatnonzero(histograms.any(axis=0))
+        self.bins = slice(int(occupied[0]), int(occupied[-1]) + 1) if len(occupied) else slice(0, 1)
+        """Outside of these all bins are empty."""
+        counts = histograms[:, self.bins].astype(np.float64)
+        self.each: Floats = counts.sum(axis=1)
+        """(r,) candidates of each anchor."""
+        few = np.count_nonzero(counts) < _SPARSE_BELOW * counts.size
+        self._counts = sparse.csr_array(counts) if few else counts
+
+    def times(self, table: Floats) -> Floats:
+        """Return (r, g) sums over the candidates of their bins' rows of a (bins, g) table."""
+        return np.asarray(self._counts @ table[self.bins])
 
 
 class PushIntegral:
@@ -70,20 +92,19 @@ class PushIntegral:
         self._decay = np.exp(-x[:, None] * self._times)
         self._push = x[:, None] * self._decay
 
-    def block(self, candidates: Histograms, *, masked: Floats | None = None) -> BlockPush:
+    def block(self, candidates: Counts, *, masked: Floats | None = None) -> BlockPush:
         """Take in a block of anchors.
 
         Args:
-            candidates: (r, bins) candidates of each anchor by similarity.
+            candidates: All that can be drawn beside each anchor.
             masked: (r,) further candidates, which can be drawn but receive no push (x = 0); none by default.
         """
-        bins = _occupied(candidates)
         # Beyond the point where the lowest occupied bin has decayed there is nothing; one more for y².
-        ends = np.log(_DECAYED) - self._log_x[bins.start]
+        ends = np.log(_DECAYED) - self._log_x[candidates.bins.start]
         points = min(len(self._times), int(np.searchsorted(self._times, np.exp(ends))) + 2)
-        hidden = np.zeros(len(candidates)) if masked is None else masked
-        candidates_each = candidates.sum(axis=1, dtype=np.float64) + hidden
-        decayed = _product(candidates, self._decay[:, :points]) + hidden[:, None]
+        hidden = np.zeros(len(candidates.each)) if masked is None else masked
+        candidates_each = candidates.each + hidden
+        decayed = candidates.times(self._decay[:, :points]) + hidden[:, None]
         phi = np.clip(decayed / candidates_each[:, None], 1e-150, 1.0)
         others = np.maximum(candidates_each - 1.0, 1.0)[:, None]
         # c² ≤ M − 1 for any M values; beyond the smallest φ the quotient is noise.
@@ -149,27 +170,12 @@ class BlockPush:
         coefficients[:, 1:] -= itself[:, :-1]
         return coefficients
 
-    def mass(self, histogram: Histograms) -> Floats:
-        """Return (r, g) the summed x exp(−t x) of the candidates in an (r, bins) histogram."""
-        return _product(histogram, self.push)
+    def mass(self, counts: Counts) -> Floats:
+        """Return (r, g) the summed x exp(−t x) of these candidates."""
+        return counts.times(self.push)
 
 
 def received(mass: Floats, coefficients: Floats) -> Floats:
     """Return (r,) what the candidates behind `mass` receive; divide by what all candidates receive."""
     total: Floats = np.einsum("rg,rg->r", mass, coefficients)
     return total
-
-
-def _occupied(histogram: Histograms) -> slice:
-    """The range of bins outside of which all are empty."""
-    bins = np.flatnonzero(histogram.any(axis=0))
-    return slice(int(bins[0]), int(bins[-1]) + 1) if len(bins) else slice(0, 1)
-
-
-def _product(histogram: Histograms, table: Floats) -> Floats:
-    bins = _occupied(histogram)
-    counts = histogram[:, bins]
-    if np.count_nonzero(counts) < _SPARSE_BELOW * counts.size:
-        return np.asarray(sparse.csr_array(counts, dtype=np.float64) @ table[bins])
-    found: Floats = counts.astype(np.float64) @ table[bins]
-    return found

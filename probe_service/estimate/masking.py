@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from scipy.special import gammaln
 
 from probe_service.estimate.exact import ExactShares, SizeScan
-from probe_service.estimate.integral import BlockPush, Floats, Histograms, PushIntegral, received
+from probe_service.estimate.integral import BlockPush, Counts, Floats, Histograms, PushIntegral, received
 
 __all__ = ["Mask", "MaskAccumulator", "MaskEffect"]
 
@@ -124,15 +124,16 @@ class MaskAccumulator:
         checkpoint: Callable[[], None] = lambda: None,
     ) -> None:
         """Take in the histograms of a block of anchors, as `ShareAccumulator.add` does."""
-        before = self._integral.block(candidates)
-        total, false = before.mass(candidates), before.mass(known)
+        everything = Counts(candidates)
+        before = self._integral.block(everything)
+        total, false = before.mass(everything), before.mass(Counts(known))
         for mask, sums in zip(self._masks, self._sums, strict=True):
             kept = mask.keeps(self._centres, own, len(candidates))
-            open_candidates, open_known = candidates * kept, known * kept
-            hidden = (candidates.sum(axis=1) - open_candidates.sum(axis=1)).astype(np.float64)
-            after = self._integral.block(open_candidates, masked=hidden)
-            open_total, open_false = before.mass(open_candidates), before.mass(open_known)
-            open_worst = open_false if worst is None else before.mass(worst * kept)
+            left = Counts(candidates * kept)
+            hidden = everything.each - left.each
+            after = self._integral.block(left, masked=hidden)
+            open_total, open_false = before.mass(left), before.mass(Counts(known * kept))
+            open_worst = open_false if worst is None else before.mass(Counts(worst * kept))
             sums[6] += hidden.sum()
             for at, size in enumerate(self._scan.sizes):
                 checkpoint()
@@ -141,10 +142,10 @@ class MaskAccumulator:
                 sums[4, at] += (usual[0] - usual[1]).sum()
                 sums[5, at] += usual[0].sum()
                 pushes = 1.0 - _all_drawn_from(hidden, after.candidates_each[:, 0], size - 1)
-                left = _shares(after, size, open_total, [open_false, open_worst])
+                masked = _shares(after, size, open_total, [open_false, open_worst])
                 sums[0, at] += pushes.sum()
-                sums[1, at] += left[0] @ pushes
-                sums[2, at] += left[1] @ pushes
+                sums[1, at] += masked[0] @ pushes
+                sums[2, at] += masked[1] @ pushes
 
 
 def _shares(block: BlockPush, size: int, total: Floats, parts: Sequence[Floats]) -> list[Floats]:
