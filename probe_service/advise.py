@@ -14,6 +14,8 @@ from probe_service.schemas import (
     Estimate,
     EvidenceInfo,
     PaperRule,
+    Remedy,
+    StarvationFloor,
     Verdict,
     VerdictKind,
 )
@@ -89,6 +91,9 @@ def advise(
     budget: float,
     complete: bool,
     assumption: str,
+    remedies: list[Remedy],
+    starvation_floor: StarvationFloor | None,
+    snippet: str | None,
 ) -> Advice:
     """Judge every size of the curve and say what it means.
 
@@ -101,6 +106,9 @@ def advise(
         budget: Largest acceptable S.
         complete: Whether every pair is judged.
         assumption: What upper limits rest on if not.
+        remedies: What may be changed.
+        starvation_floor: The lower end of the window, where there is an s⁺.
+        snippet: Training arguments at the largest safe batch.
     """
     verdicts = [
         judge(
@@ -121,6 +129,10 @@ def advise(
         n_max=n_max,
         verdicts=verdicts,
         drop_duplicates=drop,
+        remedies=remedies,
+        starvation_floor=starvation_floor,
+        trade_off=_trade_off(curve, n_max, starvation_floor, complete=complete),
+        snippet=snippet,
         paper_rule=[PaperRule(threshold=t, batch_size=_paper_size(curve, t)) for t in PAPER_THRESHOLDS],
     )
 
@@ -174,6 +186,43 @@ def _explanation(
             "Without a judgement of every pair a rising similarity curve proves nothing: give a group column, or labels "
             "for a sample of pairs."
         )
+    return said
+
+
+def _trade_off(
+    curve: Sequence[CurvePoint],
+    n_max: BatchSizeLimit,
+    floor: StarvationFloor | None,
+    *,
+    complete: bool,
+) -> list[str]:
+    """What a larger batch costs and what it brings, from the smallest to the largest size and round the limit."""
+    first, last = curve[0], curve[-1]
+    said = []
+    if first.batch_size < last.batch_size:
+        of_known = "" if complete else " (of the known pairs)"
+        before, after = first.false_negative_softmax_share, last.false_negative_softmax_share
+        if before is not None and after is not None:
+            said.append(
+                f"Cost: from {first.batch_size} to {last.batch_size} rows the share of the push on false negatives{of_known} "
+                f"goes from {before.value:.3f} to {after.value:.3f}."
+            )
+        said.append(
+            f"Gain: the negatives that an anchor effectively learns from go from {first.effective_negatives.value:.1f} to "
+            f"{last.effective_negatives.value:.1f}, and the hardest of them from a similarity of "
+            f"{first.hardest_negative.value:.2f} to {last.hardest_negative.value:.2f}."
+        )
+    if n_max.value is not None and n_max.exceeded:
+        beyond = next((point for point in curve if point.batch_size > n_max.value), None)
+        within = [point for point in curve if point.batch_size <= n_max.value]
+        if beyond is not None and within:
+            gain = beyond.effective_negatives.value / within[-1].effective_negatives.value
+            said.append(
+                f"Going from {within[-1].batch_size} to {beyond.batch_size} rows, past the limit, would bring {gain:.2g} "
+                "times as many effective negatives; what that is worth, a trial tells."
+            )
+    if floor is not None:
+        said.append(floor.reason[0].upper() + floor.reason[1:] + ".")
     return said
 
 

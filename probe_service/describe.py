@@ -9,23 +9,36 @@ from dataclasses import asdict
 
 import numpy as np
 
-from probe_service.estimate import BatchUnits, BorrowedCurve
-from probe_service.measure import EpochDraws, Shares
+from probe_service.estimate import TEMPERATURES, BatchUnits, BorrowedCurve
+from probe_service.measure import AllPairsInDetail, EpochDraws, Shares
 from probe_service.schemas import (
     CONFIDENCE_LEVEL,
     Chains,
     CorpusKind,
     Direction,
     EvidenceInfo,
+    Harm,
     ProbeRequest,
     ReportWarning,
+    RowHarm,
     SamplerKind,
     SamplerShortfall,
     SamplingInfo,
+    SharesByTemperature,
+    SourceCell,
 )
 from probe_service.workspace import Workspace
 
-__all__ = ["describe_evidence", "describe_sampling", "versions", "warnings"]
+__all__ = [
+    "describe_evidence",
+    "describe_harm",
+    "describe_sampling",
+    "describe_temperatures",
+    "versions",
+    "warnings",
+]
+
+SHOWN_ROWS = 20
 
 
 def describe_evidence(work: Workspace, shares: Shares, borrowed: BorrowedCurve | None) -> EvidenceInfo:
@@ -67,6 +80,59 @@ def _chains(work: Workspace) -> Chains:
         largest_component_rows=found.largest_component_rows,
         largest_component=work.row_numbers(positions),
         inferred_pairs=found.added_ordered_pairs,
+    )
+
+
+def describe_temperatures(shares: Shares) -> SharesByTemperature | None:
+    """S over sizes and temperatures, where it comes from all pairs."""
+    detail = shares.all_pairs
+    if not isinstance(detail, AllPairsInDetail) or not detail.sizes:
+        return None
+    known, worst = detail.by_temperature.tolist()
+    return SharesByTemperature(
+        temperatures=list(TEMPERATURES),
+        batch_sizes=detail.sizes,
+        share=known,
+        worst_case=None if shares.setting.complete else worst,
+    )
+
+
+def describe_harm(work: Workspace, shares: Shares) -> Harm | None:
+    """Who brings the harm, where S comes from all pairs."""
+    detail = shares.all_pairs
+    if not isinstance(detail, AllPairsInDetail) or detail.decomposition is None:
+        return None
+    parts = detail.decomposition
+    _, names = detail.sources
+    both = parts.by_anchor + parts.by_candidate
+    worst = np.argsort(-both, kind="stable")[:SHOWN_ROWS]
+    received = np.cumsum(np.sort(parts.by_candidate)[::-1])
+    texts, sources = work.corpus.anchors, shares.population.sources
+    return Harm(
+        batch_size=parts.batch_size,
+        share=min(1.0, parts.share),
+        sources=[
+            SourceCell(
+                anchor_source=names[a],
+                candidate_source=names[c],
+                push_share=min(1.0, float(parts.push[a, c])),
+                false_push_share=min(1.0, float(parts.false[a, c])),
+            )
+            for a in range(len(names))
+            for c in range(len(names))
+        ],
+        rows_with_half=int(np.searchsorted(received, received[-1] / 2) + 1) if received[-1] > 0 else 0,
+        rows=[
+            RowHarm(
+                row=number,
+                text=None if texts is None else texts[int(work.kept_rows[place])],
+                source=None if sources is None else sources[place],
+                as_anchor=float(parts.by_anchor[place]),
+                as_candidate=float(parts.by_candidate[place]),
+            )
+            for place, number in zip(worst.tolist(), work.row_numbers(worst), strict=True)
+            if both[place] > 0
+        ],
     )
 
 

@@ -12,6 +12,7 @@ import time
 import types
 import uuid
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from probe_service.advise import advise, worst_case_assumption
-from probe_service.describe import describe_evidence, describe_sampling, versions, warnings
-from probe_service.estimate import BorrowedCurve, MatchedGaussian, borrowed_curve, curve_point
-from probe_service.measure import Batches, Histograms, References, Shares, SimilarPairs, Task
+from probe_service.corpus import BatchSampler
+from probe_service.describe import (
+    describe_evidence,
+    describe_harm,
+    describe_sampling,
+    describe_temperatures,
+    versions,
+    warnings,
+)
+from probe_service.estimate import (
+    BorrowedCurve,
+    MatchedGaussian,
+    borrowed_curve,
+    curve_point,
+    starvation_floor,
+)
+from probe_service.measure import Batches, Histograms, ListedCurve, References, Shares, SimilarPairs, Task
+from probe_service.remedies import Remedies, training_snippet
 from probe_service.schemas import (
     BatchSizeLimit,
     CurvePoint,
@@ -31,8 +47,10 @@ from probe_service.schemas import (
     ProbeRequest,
     Progress,
     RunInfo,
+    StarvationFloor,
 )
 from probe_service.settings import Settings
+from probe_service.snippets import drop_rows
 from probe_service.workspace import Population, Workspace
 
 __all__ = ["Executor", "probe", "run_probe"]
@@ -153,7 +171,15 @@ def run_probe(
     borrowed = borrowed_curve(work.encoder_info.name, work.encoder_info.revision)
 
     def shares_of(rows: Population, places: NDArray[np.int64] | None) -> Shares:
-        return Shares(rows, work.sizes, request, lambda: work.training_rows(places), borrowed, work.scratch)
+        return Shares(
+            rows,
+            work.sizes,
+            request,
+            lambda: work.training_rows(places),
+            borrowed,
+            work.scratch,
+            detailed=rows is population,
+        )
 
     shares = shares_of(population, None)
     distinct = None
@@ -173,29 +199,34 @@ def run_probe(
                 k=request.top_k,
                 scratch=work.scratch,
             ),
+            shares.listed_curve(size),
         )
         for size in work.sizes
     ]
     pairs, histograms = SimilarPairs(work), Histograms(population, work.scratch)
-    # The points of the curve need the figures of all pairs, so these come first.
-    before: list[Task] = [] if shares.all_pairs is None else [shares.all_pairs]
+    # The points of the curve need the figures of all pairs and the list of the most similar ones, so these come first.
+    before: list[Task] = [task for task in (shares.all_pairs, shares.listing) if task is not None]
     after = [task for task in shares.tasks(measured=work.sizes) if task not in before]
     after += [] if distinct is None else distinct.tasks()
     after += [pairs, histograms]
-    tasks = [*before, *(task for both in at_sizes for task in both), *after]
+    tasks = [*before, *(task for each in at_sizes for task in each if task is not None), *after]
     clock.begin(Phase.MEASURING, sum(len(task.parts()) for task in tasks), "steps")
 
     def run(task: Task) -> None:
         for part in task.parts():
-            clock.step(f"{type(task).__name__} {part}", lambda part=part: task.run(part))
+            clock.step(f"{task.name} {part}", lambda part=part: task.run(part))
 
     for task in before:
         run(task)
-    for batches, references in at_sizes:
+    remedies = Remedies(work, request, shares, worst_case_assumption(population.floor))
+    clock.extend(sum(len(task.parts()) for task in remedies.tasks()))
+    for batches, references, listed in at_sizes:
         run(batches)
         run(references)
-        clock.curve.append(_point(batches, references, shares))
-    for rest in after:
+        if listed is not None:
+            run(listed)
+        clock.curve.append(_point(batches, references, listed, shares))
+    for rest in [*after, *remedies.tasks()]:
         run(rest)
 
     clock.begin(Phase.ADVISING, 1, "reports")
@@ -206,6 +237,7 @@ def run_probe(
         shares,
         distinct,
         borrowed,
+        remedies,
         pairs,
         histograms,
         job_id=job_id,
@@ -239,6 +271,10 @@ class _Clock:
         """Enter a phase of `total` steps."""
         self._phase, self._done, self._total, self._unit = phase, 0, total, unit
         self._tell()
+
+    def extend(self, steps: int) -> None:
+        """Count further steps of this phase."""
+        self._total += steps
 
     def step(self, name: str, function: Callable[..., Json], *arguments: Json) -> Json:
         """Run one step and count it."""
@@ -291,10 +327,15 @@ class _Clock:
         )
 
 
-def _point(batches: Batches, references: References, shares: Shares) -> CurvePoint:
+def _point(
+    batches: Batches, references: References, listed: ListedCurve | None, shares: Shares
+) -> CurvePoint:
+    measured = batches.result()
+    if listed is not None:
+        measured = replace(measured, whole={**measured.whole, **listed.result()})
     return curve_point(
         batches.size,
-        batches.result(),
+        measured,
         references.result(),
         shares.setting,
         candidates_per_anchor=shares.softmaxes.candidates_per_anchor(batches.size),
@@ -309,6 +350,7 @@ def _report(
     shares: Shares,
     distinct: Shares | None,
     borrowed: BorrowedCurve | None,
+    remedies: Remedies,
     pairs: SimilarPairs,
     histograms: Histograms,
     *,
@@ -327,6 +369,9 @@ def _report(
         budget=request.budget,
         complete=shares.setting.complete,
         assumption=assumption,
+        remedies=remedies.result(clock.curve),
+        starvation_floor=_starvation(clock.curve, shares.population, request),
+        snippet=_snippet(work, request, n_max),
     )
     keep = [*work.sizes, *([n_max.value, n_max.value + 1] if n_max.value else [])]
     return ProbeReport(
@@ -344,11 +389,52 @@ def _report(
         sampling=describe_sampling(work, shares, request),
         curve=clock.curve,
         scan=shares.scan.thinned(keep) if shares.scan else [],
+        shares_by_temperature=describe_temperatures(shares),
+        harm=describe_harm(work, shares),
         histogram=histograms.result(),
         pairs=pairs.result(SHOWN_PAIRS),
         advice=advice,
         warnings=warnings(work, shares, request),
         timings={phase: round(seconds, 3) for phase, seconds in clock.seconds.items()},
+    )
+
+
+def _starvation(
+    curve: list[CurvePoint], population: Population, request: ProbeRequest
+) -> StarvationFloor | None:
+    if any(point.gradient_error is None for point in curve):
+        return None
+    given = population.positives is not None
+    own = population.own_similarity
+    if population.positives is not None:
+        own = np.einsum("nd,nd->n", population.anchors, population.positives)
+    assert own is not None
+    found = [point.gradient_error for point in curve if point.gradient_error is not None]
+    return starvation_floor(
+        [point.batch_size for point in curve],
+        {dtype: [errors[dtype] for errors in found] for dtype in found[0]},
+        dtype=request.training_dtype,
+        temperature=request.temperature,
+        positive_similarity=float(np.clip(own.mean(), -1.0, 1.0)),
+        positives="given" if given else "dropout",
+    )
+
+
+def _snippet(work: Workspace, request: ProbeRequest, n_max: BatchSizeLimit) -> str | None:
+    if n_max.per_device is None or n_max.per_device < 2:
+        return None
+    sampler = request.sampler
+    return training_snippet(
+        work,
+        request,
+        BatchSampler(
+            sampler.kind,
+            n_max.per_device,
+            world_size=sampler.world_size,
+            gather=sampler.gather,
+            policy=sampler.policy,
+            within_source=sampler.within_source,
+        ),
     )
 
 
@@ -371,6 +457,7 @@ def _drop_effect(work: Workspace, distinct: Shares, request: ProbeRequest, assum
     scan = distinct.scan
     return DropEffect(
         rows_to_drop=work.rows_to_drop,
+        snippet=drop_rows(work.rows_to_drop, rows_read=work.corpus_info.rows_read),
         rows_remaining=len(distinct.population),
         n_max_after=None if scan is None else _limit(distinct, request, assumption),
         share_after=[] if scan is None else [scan.point(size) for size in work.sizes if size in scan.sizes],

@@ -202,6 +202,9 @@ class ProbeRequest(Noun):
         " a twentieth of its rows; sampled: all figures come from random batches, as in the paper.",
     )
     budget: Share = Field(DEFAULT_BUDGET, description="Largest acceptable false_negative_softmax_share.")
+    training_dtype: Literal["float32", "bfloat16", "float16"] = Field(
+        "float32", description="In which the loss is computed; autocast computes it in float32."
+    )
     worst_case_similarity: Cosine | None = Field(
         None,
         description="s₀: in the worst case every unjudged pair at least this similar is false."
@@ -531,6 +534,45 @@ class DropEffect(Noun):
     rows_remaining: int
     n_max_after: BatchSizeLimit | None
     share_after: list[SharePoint] = Field(description="S at the requested sizes that still fit.")
+    snippet: str = Field(description="Python that drops them.")
+
+
+class RemedyKind(StrEnum):
+    """What may be changed."""
+
+    NO_DUPLICATES = "no_duplicates"
+    """Equal texts wait for another batch."""
+    GROUP_AWARE = "group_aware"
+    """Rows of one group never meet in a batch."""
+    DROP_HARMFUL_ROWS = "drop_harmful_rows"
+    """The rows that bring most of the harm are left out."""
+    MASK = "mask"
+    """The loss leaves out candidates that are about as similar as the positive, or more than a limit."""
+    TEMPERATURE = "temperature"
+    """Another temperature."""
+    FLATNCE = "flatnce"
+    """All anchors weigh the same."""
+    GS_INFONCE = "gs_infonce"
+    """Gaussian noise among the negatives."""
+
+
+class Remedy(Noun):
+    """Something to change, and what it does to S at one batch size."""
+
+    kind: RemedyKind
+    title: str
+    batch_size: int
+    share_before: Estimate
+    share_after: Estimate | None = Field(
+        description="Null where it leaves S as it is, or it was not measured."
+    )
+    n_max_after: BatchSizeLimit | None = Field(description="Null where only `share_after` was measured.")
+    effect: str = Field(description="A sentence.")
+    true_push_lost: Share | None = Field(
+        description="Of the push on pairs not known to be false, the share that goes with it; null where none does."
+    )
+    rows: list[int] = Field(description="Row numbers to drop.")
+    snippet: str | None = Field(description="Python to paste; null where there is none.")
 
 
 class PaperRule(Noun):
@@ -569,7 +611,59 @@ class Advice(Noun):
     n_max: BatchSizeLimit
     verdicts: list[Verdict]
     drop_duplicates: DropEffect | None
+    remedies: list[Remedy]
+    starvation_floor: StarvationFloor | None = Field(
+        description="The lower end of the window, advisory; null where the positives have no similarity."
+    )
+    trade_off: list[str] = Field(description="What a larger batch costs and what it brings, in sentences.")
+    snippet: str | None = Field(
+        description="Training arguments and loss at the largest safe batch; null where there is none."
+    )
     paper_rule: list[PaperRule]
+
+
+class SharesByTemperature(Noun):
+    """S over batch sizes and temperatures, so that pages can draw it at another T without asking again."""
+
+    temperatures: list[float]
+    batch_sizes: list[int]
+    share: list[list[Share]] = Field(description="S of the known pairs, one list for each temperature.")
+    worst_case: list[list[Share]] | None = Field(description="Null where every pair is judged.")
+
+
+class SourceCell(Noun):
+    """What the anchors of one source push on the candidates of another."""
+
+    anchor_source: str
+    candidate_source: str
+    push_share: Share = Field(description="Of all push.")
+    false_push_share: Share = Field(description="Of all push, what is in this cell and on false negatives.")
+
+
+class RowHarm(Noun):
+    """What one row has to do with S."""
+
+    row: int
+    text: str | None
+    source: str | None
+    as_anchor: Share = Field(description="What it adds to S as an anchor.")
+    as_candidate: Share = Field(description="The false push that it receives.")
+
+
+class Harm(Noun):
+    """Who brings the harm: S at one batch size, cut up exactly by source and by row."""
+
+    batch_size: int
+    share: Share
+    sources: list[SourceCell] = Field(
+        description="By (anchor's source, candidate's source); the false push sums to S."
+    )
+    rows_with_half: int = Field(
+        description="Fewest rows that receive half of all false push; 0 where there is none."
+    )
+    rows: list[RowHarm] = Field(
+        description="The rows that most false push goes to or comes from; the first 20."
+    )
 
 
 class ReportWarning(Noun):
@@ -694,6 +788,10 @@ class ProbeReport(Noun):
     scan: list[SharePoint] = Field(
         description="S over all integers, thinned for drawing; n_max used every integer."
     )
+    shares_by_temperature: SharesByTemperature | None = Field(
+        description="Null where S does not come from all pairs."
+    )
+    harm: Harm | None = Field(description="Null where S does not come from all pairs.")
     histogram: Histogram
     pairs: list[SimilarPair] = Field(description="The most similar negative pairs; the first 20.")
     advice: Advice

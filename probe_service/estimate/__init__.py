@@ -11,26 +11,45 @@ from probe_service.estimate.curve import (
     curve_point,
     share_point,
 )
+from probe_service.estimate.decomposition import Decomposition, DecompositionAccumulator
 from probe_service.estimate.evidence import BatchPairs, Evidence
-from probe_service.estimate.exact import ExactFigures, ExactShares, ShareAccumulator, expected_maximum
+from probe_service.estimate.exact import (
+    TEMPERATURES,
+    ExactFigures,
+    ExactShares,
+    ShareAccumulator,
+    ShareGrid,
+    expected_maximum,
+)
 from probe_service.estimate.limit import ShareScan, exact_scan, scan_of_points, scan_shares
+from probe_service.estimate.masking import Mask, MaskAccumulator, MaskEffect
 from probe_service.estimate.nulls import MatchedGaussian, isotropic
+from probe_service.estimate.removal import HarmfulRow, most_harmful_rows
 from probe_service.estimate.sampling import SUB_POOLS, WHOLE, SamplingPlan
+from probe_service.estimate.starvation import starvation_floor
 
 __all__ = [
     "SUB_POOLS",
+    "TEMPERATURES",
     "WHOLE",
     "BatchPairs",
     "BatchUnits",
     "BorrowedCurve",
+    "Decomposition",
+    "DecompositionAccumulator",
     "Evidence",
     "ExactFigures",
     "ExactShares",
+    "HarmfulRow",
+    "Mask",
+    "MaskAccumulator",
+    "MaskEffect",
     "MatchedGaussian",
     "Reference",
     "SamplingPlan",
     "Setting",
     "ShareAccumulator",
+    "ShareGrid",
     "ShareScan",
     "SizeMeasurements",
     "borrowed_curve",
@@ -38,7 +57,9 @@ __all__ = [
     "exact_scan",
     "expected_maximum",
     "isotropic",
+    "most_harmful_rows",
     "scan_of_points",
     "scan_shares",
     "share_point",
+    "starvation_floor",
 ]

@@ -6,11 +6,23 @@ measurement can be cancelled between them.
 
 from __future__ import annotations
 
+from probe_service.measure.all_pairs import AllPairsInDetail
 from probe_service.measure.batches import Batches
 from probe_service.measure.draws import EpochDraws
+from probe_service.measure.listed import ListedCurve
 from probe_service.measure.pairs import Histograms, SimilarPairs
 from probe_service.measure.references import References
 from probe_service.measure.shares import Shares
 from probe_service.measure.task import Task
 
-__all__ = ["Batches", "EpochDraws", "Histograms", "References", "Shares", "SimilarPairs", "Task"]
+__all__ = [
+    "AllPairsInDetail",
+    "Batches",
+    "EpochDraws",
+    "Histograms",
+    "ListedCurve",
+    "References",
+    "Shares",
+    "SimilarPairs",
+    "Task",
+]

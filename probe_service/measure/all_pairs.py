@@ -2,22 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
-from probe_service.estimate import ExactFigures, ExactShares, SamplingPlan, ShareAccumulator, expected_maximum
+from probe_service.estimate import (
+    TEMPERATURES,
+    Decomposition,
+    DecompositionAccumulator,
+    ExactFigures,
+    ExactShares,
+    HarmfulRow,
+    Mask,
+    MaskAccumulator,
+    MaskEffect,
+    SamplingPlan,
+    ShareAccumulator,
+    ShareGrid,
+    expected_maximum,
+    most_harmful_rows,
+)
 from probe_service.measure.task import STEP_SECONDS
 from probe_service.schemas import SIMILARITY_THRESHOLDS
 from probe_service.scratch import Scratch
-from probe_service.similarity import BIN_CENTRES, row_histograms
+from probe_service.similarity import BIN_CENTRES, RowHistograms, row_histograms
 from probe_service.workspace import Population
 
-__all__ = ["AllPairs", "exact_limit"]
+__all__ = ["AllPairs", "AllPairsInDetail", "exact_limit"]
 
 LARGEST_EXACT_CORPUS = 50_000
 """Rows up to which all pairs are looked at; their number grows with the square."""
+MARGINS = (0.0, 0.05, 0.1)
+"""Masks of pairs: candidates with s_ij > s_ii⁺ − margin."""
+LIMITS = (0.95, 0.9, 0.8)
+"""Masks of sentences, which have no positive to compare with: candidates with s_ij ≥ limit."""
+MOST_SOURCES = 24
+"""More sources than these are told apart as the most frequent ones and the rest."""
+
+_PER_KNOWN_PAIR = ("harm_anchor", "harm_candidate", "harm_push")
 
 
 def exact_limit(plan: SamplingPlan, largest: int) -> int:
@@ -61,28 +86,34 @@ class AllPairs:
         temperature: float,
         scratch: Scratch,
     ) -> None:
-        self._population, self.largest = population, largest
-        self._sizes = [size for size in sizes if size <= largest]
-        self._temperature, self._scratch = temperature, scratch
+        self.population, self.largest = population, largest
+        self.sizes = [size for size in sizes if size <= largest]
+        self.temperature, self._scratch = temperature, scratch
+
+    @property
+    def name(self) -> str:
+        """With the population."""
+        return f"all-pairs-{self.population.name}"
 
     def parts(self) -> list[_Part]:
         """About a second's anchors each."""
-        rows = len(self._population)
-        seconds = rows * (self._population.anchors.shape[1] * 4e-11 + 4e-8) + self.largest * 5e-7 + 3e-4
+        rows = len(self.population)
+        seconds = rows * (self.population.anchors.shape[1] * 4e-11 + 4e-8) + self.largest * 5e-7 + 3e-4
         step = max(1, int(STEP_SECONDS / seconds))
         return [_Part(first, min(rows, first + step)) for first in range(0, rows, step)]
 
     def run(self, part: _Part) -> None:
         """Look at all pairs of some anchors."""
-        population, rows = self._population, np.arange(len(self._population))
+        population, rows = self.population, np.arange(len(self.population))
         accumulator = ShareAccumulator(
             BIN_CENTRES,
             lowest=-1.0,
             rows=len(rows),
             largest=self.largest,
-            temperature=self._temperature,
+            temperature=self.temperature,
         )
-        hardest, above = np.zeros(len(self._sizes)), np.zeros(len(SIMILARITY_THRESHOLDS))
+        detail = self._detail()
+        hardest, above = np.zeros(len(self.sizes)), np.zeros(len(SIMILARITY_THRESHOLDS))
         for found in row_histograms(
             population.anchors,
             population.positives,
@@ -92,40 +123,162 @@ class AllPairs:
             unjudged=population.evidence.unjudged_rows,
             worst_case_similarity=population.floor,
             checkpoint=self._scratch.checkpoint,
+            sources=None if detail is None else detail.sources,
         ):
             accumulator.add(found.candidates, found.known, found.worst, found.own, self._scratch.checkpoint)
+            if detail is not None:
+                detail.add(found, self._scratch.checkpoint)
             above += found.above
-            for at, size in enumerate(self._sizes):
+            for at, size in enumerate(self.sizes):
                 hardest[at] += expected_maximum(found.candidates, BIN_CENTRES, size) * len(found.candidates)
+        columns = {"sums": accumulator.sums[None], "hardest": hardest[None], "above": above[None]}
         self._scratch.save_columns(
-            self._file(part),
-            {"sums": accumulator.sums[None], "hardest": hardest[None], "above": above[None]},
+            self._file(part), columns if detail is None else columns | detail.columns()
         )
 
     @cached_property
     def shares(self) -> ExactShares:
         """S, and G for pairs, at every integer."""
-        return ExactShares.from_sums(self._sums["sums"], rows=len(self._population))
+        return ExactShares.from_sums(self._sums["sums"], rows=len(self.population))
 
     def figures(self, size: int) -> ExactFigures | None:
         """The figures at one of the sizes asked for; None beyond the largest."""
         if size > self.largest:
             return None
-        shares, rows, at = self.shares, len(self._population), size - 2
-        in_batch = size * (size - 1) / (1 if self._population.positives is not None else 2)
+        shares, rows, at = self.shares, len(self.population), size - 2
+        in_batch = size * (size - 1) / (1 if self.population.positives is not None else 2)
         return ExactFigures(
             known=float(shares.known[at]),
             worst=float(shares.worst[at]),
             known_update=None if shares.known_update is None else float(shares.known_update[at]),
             worst_update=None if shares.worst_update is None else float(shares.worst_update[at]),
-            hardest_negative=float(self._sums["hardest"][self._sizes.index(size)] / rows),
+            hardest_negative=float(self._sums["hardest"][self.sizes.index(size)] / rows),
             pairs_above=self._sums["above"] / (rows * (rows - 1)) * in_batch,
         )
 
+    def _detail(self) -> _Detail | None:
+        """What else this pass finds out."""
+        return None
+
     @cached_property
-    def _sums(self) -> dict[str, np.ndarray]:
-        found = self._scratch.load_columns(self._file(part) for part in self.parts())
-        return {name: values.sum(axis=0) for name, values in found.items()}
+    def _found(self) -> dict[str, NDArray[np.float64]]:
+        return self._scratch.load_columns(self._file(part) for part in self.parts())
+
+    @cached_property
+    def _sums(self) -> dict[str, NDArray[np.float64]]:
+        return {
+            name: values.sum(axis=0) for name, values in self._found.items() if name not in _PER_KNOWN_PAIR
+        }
 
     def _file(self, part: _Part) -> str:
-        return f"all-pairs-{self._population.name}-{part.first}.npz"
+        return f"{self.name}-{part.first}.npz"
+
+
+class AllPairsInDetail(AllPairs):
+    """The pass that also finds S at other temperatures, what masks do, and who brings the harm."""
+
+    @property
+    def deciding_size(self) -> int | None:
+        """The batch size whose S is cut up: the largest one asked for that all pairs speak of."""
+        return self.sizes[-1] if self.sizes else None
+
+    @property
+    def masks(self) -> list[Mask]:
+        """The masks that are tried."""
+        if self.population.positives is not None:
+            return [Mask(margin, relative_to_positive=True) for margin in MARGINS]
+        return [Mask(limit, relative_to_positive=False) for limit in LIMITS]
+
+    @cached_property
+    def sources(self) -> tuple[NDArray[np.int64], list[str]]:
+        """(n,) number of each row's source, and the sources' names; those beyond the most frequent ones are one."""
+        given = self.population.sources
+        if given is None:
+            return np.zeros(len(self.population), dtype=np.int64), ["(all)"]
+        names, inverse, counts = np.unique(np.array(given), return_inverse=True, return_counts=True)
+        if len(names) <= MOST_SOURCES:
+            return inverse.astype(np.int64), [str(name) for name in names]
+        frequent = np.sort(np.argsort(-counts, kind="stable")[: MOST_SOURCES - 1])
+        code = np.full(len(names), MOST_SOURCES - 1, dtype=np.int64)
+        code[frequent] = np.arange(MOST_SOURCES - 1)
+        return code[inverse], [*(str(names[place]) for place in frequent), "(others)"]
+
+    @cached_property
+    def by_temperature(self) -> NDArray[np.float64]:
+        """(layers, temperatures, sizes) S: of the known pairs, then in the worst case."""
+        shares: NDArray[np.float64] = np.clip(self._sums["grid"] / len(self.population), 0.0, 1.0)
+        return shares
+
+    @cached_property
+    def decomposition(self) -> Decomposition | None:
+        """S at the deciding size by row and source."""
+        size = self.deciding_size
+        if size is None:
+            return None
+        rows = len(self.population)
+        sums = {name: self._sums[name] / rows for name in ("by_anchor", "by_candidate", "false", "push")}
+        return Decomposition(size, **sums)
+
+    def harmful_rows(self, count: int) -> list[HarmfulRow]:
+        """The rows whose removal takes most false push away, at the deciding size."""
+        found = self._found
+        return most_harmful_rows(
+            found["harm_anchor"].astype(np.int64),
+            found["harm_candidate"].astype(np.int64),
+            found["harm_push"],
+            rows=len(self.population),
+            count=count,
+        )
+
+    def mask_effects(self) -> list[MaskEffect]:
+        """What each mask does, at every integer."""
+        return [
+            MaskEffect.from_sums(mask, sums, rows=len(self.population))
+            for mask, sums in zip(self.masks, self._sums["masks"], strict=True)
+        ]
+
+    def _detail(self) -> _Detail | None:
+        return _Detail(self) if self.sizes else None
+
+
+class _Detail:
+    """Accumulators of one part of a pass in detail."""
+
+    def __init__(self, task: AllPairsInDetail) -> None:
+        size = task.deciding_size
+        assert size is not None
+        codes, names = task.sources
+        rows = len(task.population)
+        self.sources = codes if len(names) > 1 else None
+        self._grid = ShareGrid(BIN_CENTRES, rows, task.sizes, TEMPERATURES)
+        self._parts = DecompositionAccumulator(
+            BIN_CENTRES, rows=rows, sizes=[size], temperature=task.temperature, sources=codes
+        )
+        self._masks = MaskAccumulator(
+            BIN_CENTRES, largest=task.largest, temperature=task.temperature, masks=task.masks
+        )
+        self._known: list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]] = []
+
+    def add(self, found: RowHistograms, checkpoint: Callable[[], None]) -> None:
+        """Take in the histograms of a block of anchors."""
+        self._grid.add(found.candidates, found.known, found.worst, checkpoint)
+        by_source = found.candidates[:, None, :] if found.by_source is None else found.by_source
+        push = self._parts.add(
+            found.rows, by_source, found.known_anchor, found.known_candidate, found.known_bin, checkpoint
+        )
+        self._known.append((found.known_anchor, found.known_candidate, push[0]))
+        self._masks.add(found.candidates, found.known, found.worst, found.own, checkpoint)
+
+    def columns(self) -> dict[str, NDArray[np.float64]]:
+        """What the part leaves; sums have one row, the pairs one row each."""
+        parts = self._parts
+        sums = {
+            "grid": self._grid.sums,
+            "masks": self._masks.sums,
+            "by_anchor": parts.by_anchor[0],
+            "by_candidate": parts.by_candidate[0],
+            "false": parts.false[0],
+            "push": parts.push[0],
+        }
+        pairs = dict(zip(_PER_KNOWN_PAIR, map(np.concatenate, zip(*self._known, strict=True)), strict=True))
+        return {name: values[None] for name, values in sums.items()} | pairs

@@ -55,6 +55,11 @@ class Batches:
         self._name, self.size, self._dimension = name, size, dimension
         self._draws, self._softmaxes, self._plan, self._scratch = draws, softmaxes, plan, scratch
 
+    @property
+    def name(self) -> str:
+        """With the population and the size."""
+        return f"batches-{self._name}-{self.size}"
+
     def parts(self) -> list[_Part]:
         """About a second's batches each."""
         seconds = batch_seconds(self.size, self._dimension, self._softmaxes.candidates_per_row)
@@ -98,7 +103,7 @@ class Batches:
         )
 
     def _file(self, part: _Part) -> str:
-        return f"batches-{self._name}-{self.size}-{part.pool}-{part.first}.npz"
+        return f"{self.name}-{part.pool}-{part.first}.npz"
 
 
 def _of_units(name: str, units: list[NDArray[np.float64]]) -> NDArray[np.float64]:

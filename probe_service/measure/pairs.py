@@ -29,6 +29,11 @@ class SimilarPairs:
         self._work = work
         self.file = work.scratch.file("pairs.jsonl")
 
+    @property
+    def name(self) -> str:
+        """Of the one there is."""
+        return "similar-pairs"
+
     def parts(self) -> list[str]:
         """One."""
         return ["all"]
@@ -81,6 +86,11 @@ class Histograms:
 
     def __init__(self, population: Population, scratch: Scratch) -> None:
         self._population, self._scratch = population, scratch
+
+    @property
+    def name(self) -> str:
+        """Of the one there is."""
+        return "histogram"
 
     def parts(self) -> list[str]:
         """One."""

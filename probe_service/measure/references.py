@@ -1,4 +1,4 @@
-"""What is drawn beside the curve of one batch size: the nulls, the noise and (for pairs) the gradients."""
+"""What is drawn beside the curve of one batch size: the nulls, the noise and, where there is an s_ii⁺, the gradients."""
 
 from __future__ import annotations
 
@@ -57,6 +57,11 @@ class References:
         self._population, self._gaussians, self.size = population, gaussians, size
         self._temperature, self._k, self._scratch = temperature, k, scratch
 
+    @property
+    def name(self) -> str:
+        """With the size."""
+        return f"reference-{self.size}"
+
     def parts(self) -> list[_Part]:
         """About a second's batches each."""
         step = max(1, int(STEP_SECONDS / (8 * batch_seconds(self.size, self._population.anchors.shape[1]))))
@@ -81,10 +86,14 @@ class References:
             columns["gaussian"].append(_top_mean(matched, self._k))
             directions = [isotropic(rng, size, dimension) for _ in self._gaussians]
             columns["isotropic"].append(_top_mean(directions, self._k))
-            if population.positives is not None:
+            own, positives = population.own_similarity, population.positives
+            if positives is not None or own is not None:
                 self._scratch.checkpoint()
                 errors = gradient_errors(
-                    anchors, torch.from_numpy(population.positives[batch]), temperature=self._temperature
+                    anchors,
+                    anchors if positives is None else torch.from_numpy(positives[batch]),
+                    temperature=self._temperature,
+                    own_similarity=None if own is None else torch.from_numpy(own[batch]),
                 )
                 for dtype, error in errors.items():
                     columns[dtype].append((error.infonce, error.flatnce, error.zero_loss_share))
@@ -104,7 +113,7 @@ class References:
         )
 
     def _file(self, part: _Part) -> str:
-        return f"reference-{self.size}-{part.first}.npz"
+        return f"{self.name}-{part.first}.npz"
 
 
 def _top_mean(sides: list[NDArray[np.float32]], k: int) -> float:

@@ -39,6 +39,11 @@ class Scan:
         self._population, self._length = population, length
         self._temperature, self._scratch = temperature, scratch
 
+    @property
+    def name(self) -> str:
+        """With the population."""
+        return f"scan-{self._population.name}"
+
     def parts(self) -> list[_Part]:
         """About a second's permutations each."""
         plan, length = self._population.plan, self._length
@@ -88,4 +93,4 @@ class Scan:
         return scan_shares(whole["false"], whole["worst"], pools, complete=complete, exact=exact)
 
     def _file(self, part: _Part) -> str:
-        return f"scan-{self._population.name}-{part.pool}-{part.first}.npz"
+        return f"{self.name}-{part.pool}-{part.first}.npz"

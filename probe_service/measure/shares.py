@@ -14,9 +14,10 @@ from probe_service.estimate import (
     scan_of_points,
     share_point,
 )
-from probe_service.measure.all_pairs import AllPairs, exact_limit
+from probe_service.measure.all_pairs import AllPairs, AllPairsInDetail, exact_limit
 from probe_service.measure.batches import Batches
-from probe_service.measure.draws import draws_for, ladder
+from probe_service.measure.draws import Draws, draws_for, ladder
+from probe_service.measure.listed import SMALLEST_LISTED_SIZE, ListedCurve, PairListing
 from probe_service.measure.scan import Scan
 from probe_service.measure.task import Task
 from probe_service.measure.terms import Softmaxes
@@ -41,6 +42,7 @@ class Shares:
         rows: The rows as a batch sampler sees them.
         borrowed: p(s) learnt elsewhere, for the scenario.
         scratch: Where results go.
+        detailed: Whether all pairs are also to tell what remedies do and who brings the harm.
     """
 
     def __init__(
@@ -51,8 +53,10 @@ class Shares:
         rows: Callable[[], TrainingRows],
         borrowed: BorrowedCurve | None,
         scratch: Scratch,
+        *,
+        detailed: bool = False,
     ) -> None:
-        self.population, self._scratch = population, scratch
+        self.population, self._scratch, self._k = population, scratch, request.top_k
         plan, sampler, temperature = population.plan, request.sampler, request.temperature
         self.softmaxes = Softmaxes(
             population, request.loss, temperature=temperature, k=request.top_k, borrowed=borrowed
@@ -73,32 +77,44 @@ class Shares:
         )
         length = min(max(*sizes, SHORTEST_SCAN), plan.largest_size_with_interval)
         self.all_pairs: AllPairs | None = None
+        self.listing: PairListing | None = None
         self._scan: Scan | None = None
         self._ladder: list[int] = []
         if plain:
             limit = exact_limit(plan, length) if request.method == "auto" else 0
             if limit:
-                self.all_pairs = AllPairs(population, sizes, limit, temperature=temperature, scratch=scratch)
+                kind = AllPairsInDetail if detailed else AllPairs
+                self.all_pairs = kind(population, sizes, limit, temperature=temperature, scratch=scratch)
+                if detailed and max(sizes) >= SMALLEST_LISTED_SIZE:
+                    self.listing = PairListing(population, scratch)
             if length > max(limit, 1):
                 self._scan = Scan(population, length, temperature=temperature, scratch=scratch)
         else:
             self._ladder = sorted({*ladder(length, devices), *(size for size in sizes if size <= length)})
 
-    def batches(self, size: int) -> Batches:
-        """Batches of one size."""
+    def batches(self, size: int, *, name: str | None = None, draws: Draws | None = None) -> Batches:
+        """Batches of one size; by another sampler where `draws` says so, under a name of their own."""
         return Batches(
-            self.population.name,
+            name or self.population.name,
             size,
             self.population.anchors.shape[1],
-            self.draws,
+            draws or self.draws,
             self.softmaxes,
             self.population.plan,
             self._scratch,
         )
 
+    def listed_curve(self, size: int) -> ListedCurve | None:
+        """The similarity curve at one size from the list of the most similar pairs; None where batches give it."""
+        if self.listing is None or size < SMALLEST_LISTED_SIZE:
+            return None
+        return ListedCurve(
+            self.population, self.listing, size, self.softmaxes, k=self._k, scratch=self._scratch
+        )
+
     def tasks(self, *, measured: Sequence[int] = ()) -> list[Task]:
         """What the search for n_max needs, but for batches of sizes that are measured anyhow."""
-        tasks: list[Task] = [task for task in (self.all_pairs, self._scan) if task is not None]
+        tasks: list[Task] = [task for task in (self.all_pairs, self.listing, self._scan) if task is not None]
         return tasks + [self.batches(size) for size in self._ladder if size not in measured]
 
     @cached_property

@@ -16,6 +16,10 @@ class Task(Protocol):
     Whether a part was run is not the task's business: whoever runs the parts remembers it.
     """
 
+    @property
+    def name(self) -> str:
+        """Tells this task from every other of the same probe."""
+
     def parts(self) -> list[Any]:
         """The parts, small and printable; the same list every time."""
 
