@@ -27,8 +27,8 @@ _FIGURES = 7
 class Mask:
     """Which candidates an anchor does not push.
 
-    With `relative_to_positive`, those with s_ij > s_ii⁺ − `value`; else those with s_ij ≥ `value`. Both are read off the
-    histograms' bins, so that the limit is that of the nearest bin, within half its width (0.0005).
+    With `relative_to_positive`, those with s_ij > s_ii⁺ − `value`; else those with s_ij ≥ `value`. Whole bins are masked, by
+    their centres, so that the limit is off by up to half a bin (0.0005).
 
     Args:
         value: The margin, or the similarity.
@@ -40,12 +40,13 @@ class Mask:
 
     def keeps(self, centres: Floats, own: Floats | None, anchors: int) -> NDArray[np.bool_]:
         """(r, bins) whether candidates in each bin stay."""
-        half = (centres[1] - centres[0]) / 2
         if not self.relative_to_positive:
             return np.broadcast_to(centres < self.value, (anchors, len(centres)))
         if own is None:
             raise ValueError("a margin needs positives")
-        kept: NDArray[np.bool_] = centres <= (own - self.value)[:, None] + half
+        # Copies of the positive are as similar as it, not more: without a margin the bin that both are in stays.
+        same = (centres[1] - centres[0]) / 2 if self.value == 0 else 0.0
+        kept: NDArray[np.bool_] = centres <= (own - self.value)[:, None] + same
         return kept
 
 

@@ -120,3 +120,14 @@ def test_a_margin_needs_positives():
     s, known = small_corpus(3, 7)
     with pytest.raises(ValueError, match="needs positives"):
         effects(s, known, None, [Mask(0.1, True)], largest=2, temperature=0.05, paired=False)
+
+
+def test_without_a_margin_copies_of_the_positive_stay():
+    """The positive's similarity lies beside its bin's centre; two candidates are as similar, one is a bin above."""
+    own = 700.3 / 1024
+    counts = np.zeros((1, len(CENTRES)), dtype=np.float32)
+    counts[0, [1024 + 500, 1024 + 701]] = 1
+    counts[0, 1024 + 700] = 2
+    accumulator = MaskAccumulator(CENTRES, largest=2, temperature=0.05, masks=[Mask(0.0, True)])
+    accumulator.add(counts, counts, None, np.array([own]))
+    assert accumulator.sums[0, 6].tolist() == [1.0]
