@@ -31,6 +31,7 @@ from probe_service.schemas import (
     ProbeRequest,
     ReportWarning,
     RunInfo,
+    SamplerKind,
     SamplingInfo,
     SharePoint,
     SimilarPair,
@@ -116,6 +117,8 @@ def curve_point(
     xi_value = size / 200
     return CurvePoint(
         batch_size=size,
+        per_device_batch_size=size,
+        candidates_per_anchor=size - 1,
         num_batches=max(100, math.ceil(20_000 / size)),
         negative_pairs_per_batch=pairs,
         top_k=ranks,
@@ -141,6 +144,9 @@ def curve_point(
         )
         if positives
         else None,
+        inferred_share=None,
+        borrowed_share=None,
+        hard_negatives=None,
         worst_case=worst_case,
         gaussian_similarity=GaussianSimilarity(
             mean=estimate(0.0002, 0.0004, floor=-1.0),
@@ -355,11 +361,14 @@ def full_report(
             unjudged_pair_share=0.0,
             worst_case_similarity=None,
             worst_case_source="not needed: every pair is judged",
+            chains=None,
+            borrowed_source=None,
         ),
         sampling=SamplingInfo(
             method="sampled",
             exact_up_to=None,
-            sampler="random",
+            sampler=SamplerKind.RANDOM,
+            shortfall=[],
             confidence_level=0.95,
             seed=0,
             num_repeats=100,
@@ -371,6 +380,8 @@ def full_report(
         ),
         curve=curve,
         scan=scan,
+        shares_by_temperature=None,
+        harm=None,
         histogram=histogram(),
         pairs=similar_pairs(texts),
         advice=Advice(
@@ -397,7 +408,12 @@ def full_report(
                     )
                     for size in sizes
                 ],
+                snippet="rows = rows.select(kept)\n",
             ),
+            remedies=[],
+            starvation_floor=None,
+            trade_off=[],
+            snippet=None,
             paper_rule=[PaperRule(threshold=0.7, batch_size=16), PaperRule(threshold=0.3, batch_size=None)],
         ),
         warnings=[
@@ -447,6 +463,8 @@ def certain_report(sizes: Sequence[int] = (16, 64, 256, 1024)) -> ProbeReport:
                 unjudged_pair_share=0.99998,
                 worst_case_similarity=0.47,
                 worst_case_source="2nd percentile of bundled same-meaning pairs under minilm",
+                chains=None,
+                borrowed_source=None,
             ),
             "advice": Advice(
                 budget=0.2,
@@ -473,6 +491,10 @@ def certain_report(sizes: Sequence[int] = (16, 64, 256, 1024)) -> ProbeReport:
                     for size in sizes
                 ],
                 drop_duplicates=None,
+                remedies=[],
+                starvation_floor=None,
+                trade_off=[],
+                snippet=None,
                 paper_rule=[PaperRule(threshold=0.7, batch_size=16)],
             ),
         }
@@ -563,8 +585,16 @@ def all_equal_report() -> ProbeReport:
                     for size in sizes
                 ],
                 drop_duplicates=DropEffect(
-                    rows_to_drop=list(range(2, 33)), rows_remaining=1, n_max_after=None, share_after=[]
+                    rows_to_drop=list(range(2, 33)),
+                    rows_remaining=1,
+                    n_max_after=None,
+                    share_after=[],
+                    snippet="rows = rows.select([0])\n",
                 ),
+                remedies=[],
+                starvation_floor=None,
+                trade_off=[],
+                snippet=None,
                 paper_rule=[PaperRule(threshold=0.7, batch_size=None)],
             ),
         }
