@@ -2,6 +2,7 @@
 #
 #   PYTHON       interpreter that the environment is made from
 #   VENV         where the environment lies
+#   TEST_JOBS    processes that the tests are spread over, a file at a time
 #   TORCH_INDEX  one more package index to take torch from. On Linux the torch on PyPI brings CUDA along; for the
 #                smaller build for CPUs: make test TORCH_INDEX=https://download.pytorch.org/whl/cpu
 
@@ -14,6 +15,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
 TORCH_INDEX ?=
 PORT ?= 8000
+TEST_JOBS ?= 2
 PYTEST_ARGS ?=
 
 BIN := $(VENV)/bin
@@ -49,7 +51,7 @@ serve: $(VENV)/.runs  ## Run API and worker on http://127.0.0.1:8000 (PORT=…) 
 	PROBE_ENCODER="$${PROBE_ENCODER:-minilm}" $(BIN)/probe serve --port $(PORT)
 
 test: lint  ## Install what is needed, lint, then run every test
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest --numprocesses $(TEST_JOBS) --dist loadfile $(PYTEST_ARGS)
 
 lint: $(VENV)/.tests  ## Formatting, lint, types, import contracts, Dockerfile
 	$(BIN)/ruff format --check .

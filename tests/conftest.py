@@ -12,6 +12,9 @@ import os
 # Before anything imports huggingface_hub, which reads it once: no test may wait for a network.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # Test processes share the cores: threads of each that wait for one another would take turns with the others'.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from pathlib import Path
 from typing import TYPE_CHECKING
