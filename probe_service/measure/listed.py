@@ -16,7 +16,7 @@ from probe_service.scratch import Scratch
 from probe_service.similarity import PairList, TopPairs, measure_subsets, most_similar_pairs
 from probe_service.workspace import Population
 
-__all__ = ["ListedCurve", "PairListing"]
+__all__ = ["SMALLEST_LISTED_SIZE", "ListedCurve", "PairListing"]
 
 LISTED_PAIRS = 500_000
 SMALLEST_LISTED_SIZE = 128
