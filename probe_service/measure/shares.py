@@ -81,7 +81,7 @@ class Shares:
         self._scan: Scan | None = None
         self._ladder: list[int] = []
         if plain:
-            limit = exact_limit(plan, length) if request.method == "auto" else 0
+            limit = exact_limit(plan, length, temperature) if request.method == "auto" else 0
             if limit:
                 kind = AllPairsInDetail if detailed else AllPairs
                 self.all_pairs = kind(population, sizes, limit, temperature=temperature, scratch=scratch)
