@@ -135,7 +135,9 @@ def _print(report: ComparisonReport) -> None:
         click.echo(f"{size.batch_size:>7}  {cells}  {size.verdict}")
     last = report.sizes[-1]
     click.echo("")
-    click.echo(f"{f'at N = {last.batch_size}':29}  {'A':>7}  {'B':>7}  {'B - A':>7}  {'interval':^18}")
+    click.echo(
+        f"{f'at N = {last.batch_size}':29}  {'A':>7}  {'B':>7}  {'B - A':>7}  {'interval':^18}".rstrip()
+    )
     for name, figure in last.figures.items():
         click.echo(f"{name:29}  {_cells(figure)}".rstrip())
     click.echo("")

@@ -20,7 +20,6 @@ from probe_service.estimate.exact import EXACT, ExactFigures
 from probe_service.estimate.intervals import (
     FEW_NONZERO,
     Interval,
-    clopper_pearson,
     mean_interval,
     pooled_interval,
     share_mean_interval,
@@ -32,16 +31,12 @@ __all__ = ["Reading", "Side", "compare_figures", "independent_difference", "pair
 Floats = NDArray[np.float64]
 Measured = Mapping[str, Floats]
 
-FEWEST_SIZES = 5
-"""Fewer differing batches than this say nothing about how much those differ that were not drawn."""
-
 CLOSED = "closed form over the whole corpus"
 NOTHING_KNOWN = "no row of the corpus has a known false negative"
 SAME_VECTORS = "the same vectors on both sides"
 SIMILARITIES = {"top_k_mean", "hardest_negative"}
 """Figures that depend on the vectors alone, neither on the evidence nor on the temperature."""
 TOO_FEW_ROWS = "no interval: too few rows are encoded for sub-pools of batches this large"
-TOO_FEW_DIFFER = "no interval: too few batches or sub-pools hold a row that differs"
 
 
 @dataclass(frozen=True)
@@ -95,10 +90,9 @@ class Reading:
         return self.batches is not None and self.batches.shape[1] == 2
 
     @cached_property
-    def influence(self) -> Floats | None:
+    def influence(self) -> Floats:
         """(b,) values whose mean errs as the figure does: the values themselves, or a ratio's jackknife pseudo-values."""
-        if self.batches is None:
-            return None
+        assert self.batches is not None
         if not self.is_ratio:
             return self.batches[:, 0]
         top, bottom = self.batches.T
@@ -116,15 +110,14 @@ class Reading:
 
     def monte_carlo(self) -> Interval:
         """The interval that holds the error of drawing batches, and no other."""
-        influence = self.influence
-        if influence is None:
+        if self.batches is None:
             return Interval(self.value, self.value, self.value, self.method)
         if self.is_ratio:
-            return _centred(self.value, influence, f"jackknife over {len(influence)} batches")
+            return _centred(self.value, self.influence, f"jackknife over {len(self.batches)} batches")
         if self.low < 0.0:
-            return mean_interval(influence, CONFIDENCE_LEVEL)
+            return mean_interval(self.influence, CONFIDENCE_LEVEL)
         # What cannot be negative may be 0 in most batches.
-        share = share_mean_interval(influence / self.high, CONFIDENCE_LEVEL)
+        share = share_mean_interval(self.influence / self.high, CONFIDENCE_LEVEL)
         return Interval(self.value, share.low * self.high, share.high * self.high, share.method)
 
 
@@ -132,26 +125,31 @@ def paired_difference(a: Reading, b: Reading) -> Estimate:
     """Return B − A from common batches, and from sub-pools that both have in common.
 
     - Every row encoded: t over the differences of the batches. A ratio's are those of its pseudo-values: the jackknife that
-      leaves a batch out on both sides. Where fewer than `FEW_NONZERO` batches differ, t would claim too much. A mean's
-      difference is then P(differs) · E[d | differs], the first within its Clopper–Pearson limits, the second within its t
-      limits (or as far as it can go below `FEWEST_SIZES` batches), each at (1 + level)/2 (Bonferroni); a ratio's has none.
+      leaves a batch out on both sides.
     - A sample encoded: the variance of the sub-pools' differences over K, and the Monte Carlo variance beside it
-      (`pooled_interval`). No interval where fewer than half of the sub-pools differ: then a handful of changed rows makes
-      all the difference, and its spread is not known.
+      (`pooled_interval`).
+
+    Where fewer than `FEW_NONZERO` batches differ, or fewer than half of the sub-pools, a handful of changed rows makes all the
+    difference, and its spread is not known. The limits of both sides are then combined as if they had been measured apart:
+    what they have in common only makes that interval wider than need be.
     """
-    value, span = b.value - a.value, b.high - b.low
-    found = _over_common_batches(a, b)
-    if found is None:
-        return _without_interval(value, TOO_FEW_DIFFER)
+    if a.batches is None or b.batches is None:
+        # A side without Monte Carlo error leaves nothing to take out.
+        found = _apart(a.monte_carlo(), b.monte_carlo())
+    elif int((a.batches != b.batches).any(axis=1).sum()) < min(FEW_NONZERO, len(b.batches)):
+        return independent_difference(a, b)
+    else:
+        how = "paired jackknife" if b.is_ratio else "t"
+        method = f"{how} over {len(b.batches)} common batches"
+        found = _centred(b.value - a.value, b.influence - a.influence, method)
     if a.pools is not None and b.pools is not None:
         pools = b.pools - a.pools
-        if not len(pools):
-            return _without_interval(value, TOO_FEW_ROWS)
-        if 2 * int((pools != 0).sum()) < len(pools):
-            return _without_interval(value, TOO_FEW_DIFFER)
+        if 2 * int((pools != 0).sum()) < len(pools) or not len(pools):
+            return independent_difference(a, b)
         pooled = pooled_interval(found, pools, CONFIDENCE_LEVEL)
         method = f"differences in {len(pools)} common disjoint sub-pools, t"
         found = Interval(pooled.value, pooled.low, pooled.high, method)
+    span = b.high - b.low
     return _estimate(found.clipped(-span, span))
 
 
@@ -343,38 +341,12 @@ class _Figures:
         return Reading(form(self._partners, self._size), 0.0, high, None, pools, CLOSED)
 
 
-def _over_common_batches(a: Reading, b: Reading) -> Interval | None:
-    """The Monte Carlo interval of B − A; None where a ratio differs in too few batches."""
-    if a.batches is None or b.batches is None or a.influence is None or b.influence is None:
-        # A side without Monte Carlo error leaves nothing to take out.
-        return _apart(a.monte_carlo(), b.monte_carlo())
-    value, count = b.value - a.value, len(b.batches)
-    differences = b.influence - a.influence
-    if int((a.batches != b.batches).any(axis=1).sum()) >= min(FEW_NONZERO, count):
-        how = "paired jackknife" if b.is_ratio else "t"
-        return _centred(value, differences, f"{how} over {count} common batches")
-    if b.is_ratio:
-        return None
-    return _rare_difference(value, differences, b.high - b.low)
-
-
-def _rare_difference(value: float, differences: Floats, span: float) -> Interval:
-    """The interval for a mean of differences in [−span, span], nearly all of which are 0: P(differs) · E[d | differs]."""
-    level, sizes = (1 + CONFIDENCE_LEVEL) / 2, differences[differences != 0]
-    rate = clopper_pearson(len(sizes), len(differences), level)
-    size = Interval(0.0, -span, span, "")
-    if len(sizes) >= FEWEST_SIZES:
-        size = mean_interval(sizes, level).clipped(-span, span)
-    ends = [rate.low * size.low, rate.high * size.low, rate.low * size.high, rate.high * size.high]
-    method = f"Clopper–Pearson for the {len(sizes)} of {len(differences)} common batches that differ, times t"
-    return Interval(value, min(ends), max(ends), method)
-
-
 def _apart(a: Interval, b: Interval) -> Interval:
     value = b.value - a.value
     below = float(np.hypot(b.value - b.low, a.high - a.value))
     above = float(np.hypot(b.high - b.value, a.value - a.low))
-    method = a.method if a.method == b.method else f"A: {a.method}; B: {b.method}"
+    combined = f"limits of both sides combined (A: {a.method}; B: {b.method})"
+    method = b.method if below == above == 0.0 else combined
     return Interval(value, value - below, value + above, method)
 
 

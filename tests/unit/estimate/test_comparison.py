@@ -123,50 +123,53 @@ def test_exact_sides_have_an_exact_difference():
     assert found.low == found.value == found.high == pytest.approx(0.05)
 
 
-# ------------------------------------------------------------------------------------------- where no interval is honest
+# -------------------------------------------------------------------------------------------- where too little differs
+
+
+@pytest.mark.parametrize("reading", [share, cosine, lambda top: ratio(top, 1.0 + np.arange(100) / 100)])
+def test_few_differing_batches_count_as_measured_apart(reading):
+    top = np.random.default_rng(3).random(100)
+    few, more = top.copy(), top.copy()
+    few[:29] *= 1.1
+    more[:30] *= 1.1
+    apart = independent_difference(reading(top), reading(few))
+    assert paired_difference(reading(top), reading(few)) == apart
+    assert apart.low < 0 < apart.high
+    together = paired_difference(reading(top), reading(more))
+    assert together.low > 0
+    assert together.high - together.low < 0.2 * (apart.high - apart.low)
 
 
 def test_equal_batches_do_not_claim_certainty():
-    found = paired_difference(share(np.full(100, 0.3)), share(np.full(100, 0.3)))
-    # None of 100 batches differs: the share of those that do is below 1 − .0125^(1/100), and they may differ by 1.
-    assert found.value == 0.0
-    assert found.high == -found.low == pytest.approx(1 - 0.0125 ** (1 / 100))
+    found = paired_difference(share(np.zeros(100)), share(np.zeros(100)))
+    # Neither side's share of batches above 0 is known better than 1 − .0125^(1/100).
+    assert (found.value, found.high, found.low) == (
+        0.0,
+        pytest.approx(1 - 0.0125 ** (1 / 100)),
+        pytest.approx(0.0125 ** (1 / 100) - 1),
+    )
 
 
-def test_few_differing_batches_by_hand():
-    both, other = np.full(200, 0.5), np.full(200, 0.5)
-    other[:6] += [0.1, 0.2, 0.3, -0.1, 0.2, 0.3]
-    found = paired_difference(cosine(both), cosine(other))
-    # Six of 200 differ, by 1/6 on average: each factor within its limits at .975.
-    rate = [stats.beta.ppf(0.0125, 6, 195), stats.beta.ppf(0.9875, 7, 194)]
-    half = stats.t.ppf(0.9875, 5) * np.std([0.1, 0.2, 0.3, -0.1, 0.2, 0.3], ddof=1) / math.sqrt(6)
-    assert found.value == pytest.approx(0.005)
-    assert found.high == pytest.approx(rate[1] * (1 / 6 + half))
-    assert found.low == pytest.approx(min(rate[0] * (1 / 6 - half), rate[1] * (1 / 6 - half)))
-
-
-def test_a_ratio_that_differs_in_few_batches_has_no_interval():
-    rng = np.random.default_rng(3)
-    top, bottom = rng.random(100), 1.0 + rng.random(100)
-    changed = top.copy()
-    changed[:10] += 0.2
-    found = paired_difference(ratio(top, bottom), ratio(changed, bottom))
-    assert (found.low, found.high) == (None, None)
-    assert "too few batches" in found.method
-    assert found.value > 0
-
-
-def test_a_sample_too_small_or_too_equal_has_no_interval():
+def test_few_differing_sub_pools_count_as_measured_apart():
     values = np.random.default_rng(4).random(50)
+    equal = 0.3 + 0.01 * np.arange(20)
+    few, half = equal.copy(), equal.copy()
+    few[:9] += 0.02
+    half[:10] += 0.02
+    a, b = share(values, equal), share(values / 2, few)
+    assert paired_difference(a, b) == independent_difference(a, b)
+    assert "common disjoint sub-pools" in paired_difference(a, share(values / 2, half)).method
+
+
+def test_a_sample_too_small_has_no_interval():
+    values = np.random.default_rng(4).random(50)
+    for a, b in ((np.empty(0), np.empty(0)), (np.empty(0), None)):
+        found = independent_difference(share(values, a), share(values / 2, b))
+        assert (found.low, found.high) == (None, None)
+        assert "too few rows" in found.method
     found = paired_difference(share(values, np.empty(0)), share(values / 2, np.empty(0)))
     assert found.low is None
-    assert "too few rows" in found.method
-    equal, few = np.full(20, 0.3), np.full(20, 0.3)
-    few[:9] = 0.5
-    assert paired_difference(share(values, equal), share(values / 2, few)).low is None
-    few[9] = 0.5
-    assert paired_difference(share(values, equal), share(values / 2, few)).low is not None
-    assert independent_difference(share(values, np.empty(0)), share(values)).low is None
+    assert found.value == pytest.approx(-values.mean() / 2)
 
 
 # ---------------------------------------------------------------------------------------------------------- coverage
