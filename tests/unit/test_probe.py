@@ -320,6 +320,13 @@ def test_pairs_have_gradients_and_shares_of_updates(tmp_path):
     assert point.false_negative_gradient_share is not None
 
 
+def test_the_smallest_temperatures_are_sampled(clustered, tmp_path):
+    file, _, _ = clustered
+    report = measure(file, tmp_path, batch_sizes=[4], corpus=GROUPED, temperature=0.002)
+    assert report.sampling.method == "sampled"
+    assert 0 < report.curve[0].false_negative_softmax_share.value < 1
+
+
 def test_exact_and_sampled_agree(clustered, tmp_path):
     file, _, _ = clustered
     request = {"batch_sizes": [2, 8, 15, 100], "corpus": GROUPED, "temperature": 0.1}
