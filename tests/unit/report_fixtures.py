@@ -10,6 +10,7 @@ from probe_service.schemas import (
     SIMILARITY_THRESHOLDS,
     Advice,
     BatchSizeLimit,
+    Chains,
     ColumnRoles,
     CorpusInfo,
     CorpusKind,
@@ -23,18 +24,28 @@ from probe_service.schemas import (
     ExcludedRows,
     GaussianSimilarity,
     GradientError,
+    HardNegativeShares,
+    Harm,
     Histogram,
     Nulls,
     PairsAbove,
     PaperRule,
     ProbeReport,
     ProbeRequest,
+    Remedy,
+    RemedyKind,
     ReportWarning,
+    RowHarm,
     RunInfo,
     SamplerKind,
+    SamplerOptions,
+    SamplerShortfall,
     SamplingInfo,
     SharePoint,
+    SharesByTemperature,
     SimilarPair,
+    SourceCell,
+    StarvationFloor,
     TruncatedRows,
     Verdict,
     VerdictKind,
@@ -601,14 +612,240 @@ def all_equal_report() -> ProbeReport:
     )
 
 
+EXACT_METHOD = "exact over all pairs of the corpus"
+TEMPERATURES = (0.01, 0.02, 0.05, 0.1, 0.2)
+
+
+def exactly(value: float, method: str = EXACT_METHOD) -> Estimate:
+    return Estimate(value=value, low=value, high=value, method=method)
+
+
+def harm(texts: Sequence[str], sources: Sequence[str], size: int = 64) -> Harm:
+    """False push of two thirds of .03 within each source and one third between them, in equal parts."""
+    cells = len(sources) ** 2
+    inside, between = 0.02 / len(sources), 0.01 / max(1, cells - len(sources))
+    return Harm(
+        batch_size=size,
+        share=0.03,
+        sources=[
+            SourceCell(
+                anchor_source=anchor,
+                candidate_source=candidate,
+                push_share=1 / cells,
+                false_push_share=inside if anchor == candidate else between,
+            )
+            for anchor in sources
+            for candidate in sources
+        ],
+        rows_with_half=37,
+        rows=[
+            RowHarm(
+                row=11 * rank,
+                text=None if rank == 3 else texts[rank % len(texts)],
+                source=sources[rank % len(sources)] if len(sources) > 1 else None,
+                as_anchor=0.0004 / rank,
+                as_candidate=0.0006 / rank,
+            )
+            for rank in range(1, 6)
+        ],
+    )
+
+
+def remedies(before: Estimate, column: str, size: int = 64) -> list[Remedy]:
+    """One of each kind: measured with an interval, exact, with a list of rows, and without any effect on S."""
+
+    def remedy(kind: RemedyKind, title: str, after: Estimate | None, effect: str, **rest: object) -> Remedy:
+        known = {"n_max_after": None, "true_push_lost": None, "rows": [], "snippet": None}
+        fields = {"kind": kind, "title": title, "batch_size": size, "effect": effect}
+        return Remedy(**fields, share_before=before, share_after=after, **(known | rest))
+
+    def code(sampler: str) -> str:
+        return (
+            f"train_dataset = rows.select_columns([{column!r}])\nargs = Arguments(batch_sampler={sampler})\n"
+        )
+
+    limit = BatchSizeLimit(value=61, tested_up_to=96, exceeded=True, reason="at most 0.2 up to 61")
+    return [
+        remedy(
+            RemedyKind.NO_DUPLICATES,
+            "Keep equal texts out of one batch",
+            estimate(before.value * 0.95, 0.001, "t over 20 epochs"),
+            "With the sampler no_duplicates S falls a little.",
+            snippet=code("BatchSamplers.NO_DUPLICATES"),
+        ),
+        remedy(
+            RemedyKind.GROUP_AWARE,
+            "Never put two rows of one group into a batch",
+            exactly(0.0, "by construction: rows of one group never meet"),
+            "With a group-aware sampler no known false negative is left in a batch.",
+            snippet=code("GroupAwareBatchSampler"),
+        ),
+        remedy(
+            RemedyKind.DROP_HARMFUL_ROWS,
+            "Drop the 3 rows that bring most of the harm",
+            estimate(before.value * 0.9, 0.0012, "t over 313 batches"),
+            "Without 3 of 1612 rows S falls.",
+            rows=[11, 22, 33],
+            snippet="dropped = {11, 22, 33}\n",
+        ),
+        remedy(
+            RemedyKind.MASK,
+            "Mask candidates of similarity 0.9 or more",
+            exactly(before.value / 2),
+            "It takes away 50% of the push on known false negatives and 1.3% of the other push.",
+            n_max_after=limit,
+            true_push_lost=0.0127,
+        ),
+        remedy(
+            RemedyKind.TEMPERATURE,
+            "Train at a temperature of 0.108",
+            exactly(before.value * 0.8),
+            "At T = 0.108 S falls; what that costs, a trial tells.",
+        ),
+        remedy(
+            RemedyKind.FLATNCE, "FlatNCE in place of InfoNCE", None, "All anchors weigh the same; S stays."
+        ),
+    ]
+
+
+def with_details(report: ProbeReport, *, texts: Sequence[str], sources: Sequence[str]) -> ProbeReport:
+    """Fill every block that is empty in the other reports."""
+    share = next(point for point in report.curve if point.batch_size == 64).false_negative_softmax_share
+    assert share is not None
+    curve = []
+    for point in report.curve:
+        known, size = point.false_negative_softmax_share, point.batch_size
+        assert known is not None
+        detail = {
+            "per_device_batch_size": size // 4,
+            "candidates_per_anchor": 3 * size - 1,
+            "inferred_share": estimate(known.value + 0.04, 0.004, ceiling=1.0),
+            "borrowed_share": min(1.0, known.value + 0.08 + size / 4000),
+            "hard_negatives": HardNegativeShares(
+                own_push=estimate(0.5 / math.log2(size), 0.002),
+                own_false=exactly(0.0),
+                other_push=estimate(0.1 * math.log2(size), 0.003, ceiling=1.0),
+                other_false=estimate(known.value / 3, known.value / 60, ceiling=1.0),
+            ),
+        }
+        curve.append(point.model_copy(update=detail))
+    sizes = [point.batch_size for point in curve]
+    judged = report.evidence.tier == "labelled"
+    return report.model_copy(
+        update={
+            "request": report.request.model_copy(
+                update={"sampler": SamplerOptions(kind=SamplerKind.NO_DUPLICATES, world_size=4, gather=True)}
+            ),
+            "corpus": report.corpus.model_copy(
+                update={
+                    "kind": CorpusKind.TUPLES,
+                    "sources": {source: 1612 // len(sources) for source in sources},
+                    "hard_negatives": 3224,
+                }
+            ),
+            "evidence": report.evidence.model_copy(
+                update={
+                    "chains": Chains(
+                        components=12,
+                        largest_component_rows=553,
+                        largest_component=[3, 14, 15, 92],
+                        inferred_pairs=7310,
+                    ),
+                    "borrowed_source": "a curve of STS-B scores of at least 4 under minilm",
+                }
+            ),
+            "sampling": report.sampling.model_copy(
+                update={
+                    "sampler": SamplerKind.NO_DUPLICATES,
+                    "shortfall": [
+                        SamplerShortfall(
+                            batch_size=size,
+                            rows=1612,
+                            rows_left_out=1612 % size,
+                            rows_repeated=0,
+                            remainder_rows=1612 % size,
+                            rows_delayed=19,
+                            short_batches=0,
+                            batches_expected=1612 // size,
+                            batches_resampled=0,
+                            batches_missing=0,
+                            batches_not_dealt=0,
+                            small_sources=[sources[0]] if size == sizes[-1] else [],
+                        )
+                        for size in sizes
+                    ],
+                }
+            ),
+            "curve": curve,
+            "shares_by_temperature": SharesByTemperature(
+                temperatures=list(TEMPERATURES),
+                batch_sizes=sizes,
+                share=[
+                    [_interpolated(_S, size) * (1 - 3 * temperature) for size in sizes]
+                    for temperature in TEMPERATURES
+                ],
+                worst_case=None
+                if judged
+                else [
+                    [min(1.0, _interpolated(_S, size) * (1.3 - temperature)) for size in sizes]
+                    for temperature in TEMPERATURES
+                ],
+            ),
+            "harm": harm(texts, sources),
+            "advice": report.advice.model_copy(
+                update={
+                    "n_max": BatchSizeLimit(
+                        value=12,
+                        per_device=3,
+                        tested_up_to=max(sizes),
+                        every_integer=False,
+                        exceeded=True,
+                        reason="the upper limit of S is at most 0.2 at 12 rows, and 0.21 at 16",
+                    ),
+                    "remedies": remedies(share, report.corpus.columns.group or "text"),
+                    "starvation_floor": StarvationFloor(
+                        batch_size=32,
+                        dtype="float16",
+                        temperature=0.05,
+                        positive_similarity=0.83,
+                        positives="given",
+                        largest_error=0.1,
+                        tested_from=min(sizes),
+                        tested_up_to=max(sizes),
+                        reason="below 32 rows a tenth of the gradient is lost in float16",
+                        remedies=["Compute the loss in float32.", "Use FlatNCE."],
+                    ),
+                    "trade_off": [
+                        "Cost: from 16 to 256 rows the share goes up.",
+                        "Gain: the negatives that an anchor effectively learns from go from 5.6 to 22.1.",
+                    ],
+                    "snippet": "args = Arguments(per_device_train_batch_size=3)\n",
+                }
+            ),
+        }
+    )
+
+
+def detailed_report() -> ProbeReport:
+    """Everything that a report may hold, where most pairs are unjudged."""
+    return with_details(
+        certain_report(sizes=(16, 64, 256)), texts=_PLAIN_TEXTS, sources=("chat", "email", "web-form")
+    )
+
+
 def hostile_report() -> ProbeReport:
     """Harmful texts wherever a corpus can put text."""
-    base = full_report(
-        sizes=(16, 64, 256),
+    sources = ("<b>bold</b>", "\x1b[2Jclear")
+    base = with_details(
+        full_report(
+            sizes=(16, 64, 256),
+            texts=HOSTILE_TEXTS,
+            name="<script>alert(1)</script>\u202e.jsonl",
+            group_column="</script><script>alert(2)</script>",
+            source_names=sources,
+        ),
         texts=HOSTILE_TEXTS,
-        name="<script>alert(1)</script>\u202e.jsonl",
-        group_column="</script><script>alert(2)</script>",
-        source_names=("<b>bold</b>", "\x1b[2Jclear"),
+        sources=sources,
     )
     return base.model_copy(
         update={
@@ -632,5 +869,6 @@ REPORTS = {
     "single": single_size_report,
     "null_ranks": null_ranks_report,
     "all_equal": all_equal_report,
+    "detailed": detailed_report,
     "hostile": hostile_report,
 }
