@@ -538,7 +538,8 @@ def test_the_request_may_follow_the_file(service):
 
 def test_with_keys_only_those_who_have_one_get_in(tmp_path):
     settings = Settings(home=tmp_path, api_keys=("first-key", "second-key"))
-    paths = ("/v1/probes", "/v1/corpora", "/v1/encoders", f"/v1/probes/{uuid.UUID(int=1)}/report")
+    probe = f"/v1/probes/{uuid.UUID(int=1)}"
+    paths = ("/v1/probes", "/v1/corpora", "/v1/encoders", f"{probe}/report", f"{probe}/audit/pairs")
     wrong = [{}, {"Authorization": "Bearer first-ke"}, {"Authorization": "Basic first-key"}]
     refused = ask(settings, *(("GET", path, {"headers": headers}) for path in paths for headers in wrong))
     for answer in refused:

@@ -15,6 +15,7 @@ import pytest
 from probe_service import charts
 from probe_service.charts import Theme
 from probe_service.errors import ServiceError
+from probe_service.schemas import AuditedShare, AuditLabels, AuditReport, BatchSizeLimit, Estimate
 from tests.unit.report_fixtures import (
     REPORTS,
     all_equal_report,
@@ -76,6 +77,52 @@ def marks(spec, kind):
 
 
 # ------------------------------------------------------------------------------------------ values
+
+
+def audited(*found: Estimate | None, n_max: int | None) -> AuditReport:
+    """An audit at 8, 16, … with these estimates."""
+    shares = [
+        AuditedShare(
+            batch_size=8 * 2**at,
+            estimate=estimate,
+            reason=None if estimate else "few labels",
+            effective_labels=80.0,
+            known_share=0.0,
+            unjudged_share=1.0,
+        )
+        for at, estimate in enumerate(found)
+    ]
+    limit = BatchSizeLimit(value=n_max, tested_up_to=16, exceeded=True, reason="as labelled")
+    labels = dict.fromkeys(AuditLabels.model_fields, 0) | {"contradictions": []}
+    return AuditReport(
+        audit="a",
+        corpus_sha256="0" * 64,
+        encoder="minilm",
+        temperature=0.05,
+        confidence_level=0.95,
+        judges=["person"],
+        labels=AuditLabels.model_validate(labels),
+        shares=shares,
+        n_max=limit,
+        verdicts=[],
+        warnings=[],
+    )
+
+
+def test_an_audits_chart_has_its_estimates_the_budget_and_the_limit():
+    known = Estimate(value=0.1, low=0.05, high=0.19, method="audit")
+    spec = charts.audit_chart(audited(known, None, n_max=11), budget=0.2, theme=Theme.LIGHT, width=760)
+    (row,) = rows(spec, "share")
+    assert [row[key] for key in ("batch_size", "value", "low", "high")] == [8, 0.1, 0.05, 0.19]
+    assert rows(spec, "budget") == [{"budget": 0.2}]
+    assert rows(spec, "n_max")[0]["n_max"] == 11
+    assert "n_max = 11" in [item["text"] for item in marks(spec, "text")]
+
+
+def test_an_audit_without_any_estimate_draws_no_share():
+    spec = charts.audit_chart(audited(None, None, n_max=None), budget=0.2, theme=Theme.DARK, width=760)
+    assert rows(spec, "share") == []
+    assert "no batch size\nis shown to be safe" in [item["text"] for item in marks(spec, "text")]
 
 
 def test_similarity_values_are_the_reports():

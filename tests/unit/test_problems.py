@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from probe_service.errors import CorpusError, EncoderError, JobError, ProbeError, RequestError, ServiceError
+from probe_service.errors import (
+    CorpusError,
+    EncoderError,
+    InputError,
+    JobError,
+    ProbeError,
+    RequestError,
+    ServiceError,
+)
 from probe_service.problems import (
     error_from_json,
     error_to_json,
@@ -26,6 +34,10 @@ from probe_service.schemas import ProbeRequest, ProbeSubmission
         (JobError("job_not_found", "m"), 404),
         (JobError("job_not_ready", "m"), 409),
         (JobError("idempotency_conflict", "m"), 409),
+        (JobError("audit_not_found", "m"), 404),
+        (JobError("audit_exists", "m"), 409),
+        (InputError("audit_labels_incomplete", "m"), 409),
+        (InputError("audit_labels_foreign", "m"), 422),
         (JobError("worker_out_of_memory", "m"), 500),
         (ServiceError("payload_too_large", "m"), 413),
         (ServiceError("media_type_unsupported", "m"), 415),
