@@ -378,7 +378,11 @@ class Workspace:
 
     @cached_property
     def population(self) -> Population:
-        """All encoded rows."""
+        """All encoded rows, with the floor that `find_floor` settled."""
+        return self.lay_out(floor=self.floor["similarity"])
+
+    def lay_out(self, *, floor: float | None) -> Population:
+        """All encoded rows, with a floor s₀; None lets the worst case count every unjudged pair."""
         anchor_keys, positive_keys, groups = self._keys
         views = [self.scratch.load_array(f"views-{part}.npy") for part in range(self.view_parts)]
         sources = self.corpus.sources
@@ -394,7 +398,7 @@ class Workspace:
             evidence=self._evidence,
             hard_negatives=self.hard_negatives,
             plan=self.plan,
-            floor=self.floor["similarity"],
+            floor=floor,
         )
 
     @cached_property

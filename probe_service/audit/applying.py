@@ -18,9 +18,7 @@ from probe_service.schemas import (
     AuditedShare,
     AuditLabels,
     AuditReport,
-    Direction,
     ReportWarning,
-    SamplerKind,
     Verdict,
     VerdictKind,
 )
@@ -236,13 +234,6 @@ def _warnings(audit: Audit, sheet: Sheet, labels: AuditLabels) -> list[ReportWar
             "audit_repeats_differ",
             f"{labels.repeats_answered_differently} of {labels.repeats} questions asked twice were answered differently; "
             "the first answer counts.",
-        )
-    sampler, loss = audit.request.sampler, audit.request.loss
-    if sampler.kind is not SamplerKind.RANDOM or loss.directions != (Direction.QUERY_TO_DOC,):
-        warn(
-            "audit_random_batches",
-            "The pairs were drawn, and S is estimated, for random batches in which every anchor meets the other rows' "
-            "positives; the sampler and the directions of the request play no part in an audit yet.",
         )
     pair_ids = {item.id for item in _of_kind(audit, ItemKind.PAIR)}
     judges = sorted({judge for key, judge in sheet.judges.items() if key in pair_ids})

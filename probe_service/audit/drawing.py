@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,8 +15,15 @@ from probe_service.audit.record import Audit, AuditItem, ItemKind
 from probe_service.corpus import Corpus, load_corpus, normalize_text
 from probe_service.errors import InputError, RequestError
 from probe_service.estimate import SUB_POOLS, WHOLE, Evidence, SamplingPlan
-from probe_service.estimate.audit import AuditDesign, JudgedShares, draw_pairs
+from probe_service.estimate.audit import (
+    MOST_ATTEMPTS_PER_PAIR,
+    AuditDesign,
+    DrawnPair,
+    JudgedShares,
+    draw_pairs,
+)
 from probe_service.judges import Question, question_digest
+from probe_service.measure import Shares
 from probe_service.schemas import ProbeRequest
 from probe_service.similarity import measure_batches, stack_size
 from probe_service.workspace import Workspace
@@ -35,6 +42,7 @@ _CHECK_BATCH = 64
 _CHECK_ATTEMPTS = 50
 _LEAST_SIMILAR_SHARE = 0.1
 _DRAWS, _CHECKS, _ORDER = 1, 2, 3
+_FRESH_UNITS = 2**40
 
 
 @dataclass(frozen=True)
@@ -56,6 +64,7 @@ class _Material:
 
     corpus: Corpus
     rows: NDArray[np.int64]
+    hard_negatives: Sequence[str]
     anchors: NDArray[np.float32]
     positives: NDArray[np.float32] | None
     evidence: Evidence
@@ -74,6 +83,8 @@ class _Material:
         return None if self.corpus.positives is None else self.corpus.positives[int(self.rows[row])]
 
     def candidate_text(self, row: int) -> str:
+        if row >= len(self.anchors):
+            return self.hard_negatives[row - len(self.anchors)]
         return self.positive_text(row) or self.anchor_text(row)
 
 
@@ -119,7 +130,10 @@ def draw_audit(
             "audit_needs_texts", "The corpus has vectors but no texts; nobody can judge what cannot be read."
         )
     rows: NDArray[np.int64] = np.load(folder / "kept_rows.npy", allow_pickle=False)
-    material = _Material(corpus, rows, work.anchors, work.positives, work.evidence, work.plan)
+    negatives = (
+        [text for row in rows for text in corpus.negatives[row]] if corpus.negatives is not None else []
+    )
+    material = _Material(corpus, rows, negatives, work.anchors, work.positives, work.evidence, work.plan)
     drawn_sizes = [size for size in work.sizes if size <= material.plan.largest_size_with_interval]
     if not drawn_sizes:
         raise RequestError(
@@ -129,28 +143,11 @@ def draw_audit(
             column="batch_sizes",
         )
     rng = np.random.default_rng([request.seed, _DRAWS])
-    design = None
-    if material.evidence.unjudged_rows is not None:
-        design = draw_pairs(
-            material.anchors,
-            material.positives,
-            drawn_sizes=drawn_sizes,
-            sizes=_grid(max(drawn_sizes)),
-            temperature=request.temperature,
-            is_judged=partial(_is_judged, material.evidence),
-            count=labels,
-            rng=rng,
-            checkpoint=checkpoint,
-        )
-    if design is None:
-        raise InputError(
-            "audit_nothing_to_ask",
-            "Every pair that training would meet is judged already, by equal texts or by groups; `probe run` has the answer.",
-        )
-    judged = {
-        size: _judged_shares(material, size, request.temperature, checkpoint)
-        for size in sorted({2, *design.drawn_sizes})
-    }
+    shares = Shares(work.lay_out(floor=None), drawn_sizes, request, work.training_rows, None, work.scratch)
+    if not shares.setting.plain:
+        design, judged = _draw_from_batches(shares, drawn_sizes, request, labels, rng, checkpoint)
+    else:
+        design, judged = _draw_from_all_pairs(material, drawn_sizes, request, labels, rng, checkpoint)
     items, questions = _sheet(material, design, request, checks)
     return DrawnAudit(
         Audit(
@@ -165,6 +162,100 @@ def draw_audit(
             items=tuple(items),
         ),
         questions,
+    )
+
+
+def _draw_from_all_pairs(
+    material: _Material,
+    sizes: list[int],
+    request: ProbeRequest,
+    labels: int,
+    rng: np.random.Generator,
+    checkpoint: Callable[[], None],
+) -> tuple[AuditDesign, dict[int, JudgedShares]]:
+    """Draw for several sizes at once: q_N of every pair is known."""
+    design = None
+    if material.evidence.unjudged_rows is not None:
+        design = draw_pairs(
+            material.anchors,
+            material.positives,
+            drawn_sizes=sizes,
+            sizes=_grid(max(sizes)),
+            temperature=request.temperature,
+            is_judged=partial(_is_judged, material.evidence),
+            count=labels,
+            rng=rng,
+            checkpoint=checkpoint,
+        )
+    if design is None:
+        raise _nothing_to_ask()
+    judged = {
+        size: _judged_shares(material, size, request.temperature, checkpoint)
+        for size in sorted({2, *design.drawn_sizes})
+    }
+    return design, judged
+
+
+def _draw_from_batches(
+    shares: Shares,
+    sizes: list[int],
+    request: ProbeRequest,
+    labels: int,
+    rng: np.random.Generator,
+    checkpoint: Callable[[], None],
+) -> tuple[AuditDesign, dict[int, JudgedShares]]:
+    """Draw at one size as training would: a batch of the sampler, an anchor, a negative by its weight.
+
+    Then every label counts alike, and the share of yes is S of what nothing is known about, for any sampler and with hard
+    negatives among the candidates. At another size the labels would weigh differently, and nobody knows by how much.
+    """
+    if len(sizes) != 1:
+        raise RequestError(
+            "audit_one_size",
+            "Under this sampler, or with hard negatives among the candidates, pairs are drawn at one batch size; name it "
+            f"(of {', '.join(map(str, sizes))}).",
+            column="batch_sizes",
+        )
+    (size,) = sizes
+    draws, softmaxes = shares.draws, shares.softmaxes
+    ((pool, units),) = [stream for stream in draws.streams(size) if stream[0] == WHOLE]
+    known, unjudged = [], []
+    for number in range(units):
+        found = softmaxes.measure(draws.unit(size, pool, number), draws.rng(size, pool, number), checkpoint)
+        known.append(found.false_share.mean())
+        unjudged.append((found.worst_share - found.false_share).mean())
+    if units == 1:
+        # All batches that there are: these shares have no error.
+        judged = JudgedShares(float(known[0]), float(unjudged[0]), 0.0, 0.0, 0.0)
+    else:
+        judged = JudgedShares.from_batches(np.array(known), np.array(unjudged))
+    pairs: list[DrawnPair] = []
+    attempts = 0
+    while len(pairs) < labels:
+        if attempts >= MOST_ATTEMPTS_PER_PAIR * (len(pairs) + 1):
+            raise _nothing_to_ask()
+        # A batch, or an epoch, of its own for every draw, so that draws are independent.
+        batches = draws.unit(size, pool, 0 if units == 1 else int(rng.integers(_FRESH_UNITS)))
+        drawn = softmaxes.draw_pair(batches[int(rng.integers(len(batches)))], rng)
+        attempts += 1
+        if not drawn.judged:
+            pairs.append(DrawnPair(drawn.anchor, drawn.candidate, (1.0,), 1.0))
+        checkpoint()
+    design = AuditDesign(
+        sizes=(size,),
+        drawn_sizes=(size,),
+        temperature=request.temperature,
+        rows=len(shares.population),
+        ordered_pairs=shares.population.positives is not None,
+        pairs=tuple(pairs),
+    )
+    return design, {size: judged}
+
+
+def _nothing_to_ask() -> InputError:
+    return InputError(
+        "audit_nothing_to_ask",
+        "Every pair that training would meet is judged already, by equal texts or by groups; `probe run` has the answer.",
     )
 
 

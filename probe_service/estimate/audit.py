@@ -24,6 +24,7 @@ from probe_service.schemas import AuditedShare, BatchSizeLimit, Estimate
 
 __all__ = [
     "MIN_EFFECTIVE_LABELS",
+    "MOST_ATTEMPTS_PER_PAIR",
     "AuditDesign",
     "CheckCounts",
     "DrawnPair",
@@ -43,7 +44,7 @@ MIN_EFFECTIVE_LABELS = 50.0
 _FEW_ANSWERS = 15
 _MELDED_DRAWS = 20_000
 _DRAWS_AT_ONCE = 256
-_MOST_ATTEMPTS_PER_PAIR = 10_000
+MOST_ATTEMPTS_PER_PAIR = 10_000
 
 
 @dataclass(frozen=True)
@@ -260,7 +261,7 @@ def draw_pairs(
     found: list[NDArray[np.int64]] = []
     accepted = attempts = 0
     while accepted < count:
-        if attempts >= _MOST_ATTEMPTS_PER_PAIR * (accepted + 1):
+        if attempts >= MOST_ATTEMPTS_PER_PAIR * (accepted + 1):
             return None
         drawn = np.empty((_DRAWS_AT_ONCE, 2), dtype=np.int64)
         for place in range(_DRAWS_AT_ONCE):

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from probe_service.corpus import draw_hard_negatives, softmax_candidates
+from probe_service.errors import RequestError
 from probe_service.estimate import BorrowedCurve, Evidence
 from probe_service.schemas import SIMILARITY_THRESHOLDS, Direction, LossOptions, PartitionMode
 from probe_service.similarity import (
@@ -23,7 +24,7 @@ from probe_service.similarity import (
 )
 from probe_service.workspace import HardNegatives, Population
 
-__all__ = ["Softmaxes"]
+__all__ = ["DrawnCandidate", "Softmaxes"]
 
 Rows = NDArray[np.int64]
 
@@ -51,6 +52,21 @@ class _Term:
     tiers: _Tiers
     hard: _Tiers | None
     """Of the rows and behind them the hard negatives as rows of their own; None where there are none."""
+
+
+@dataclass(frozen=True)
+class DrawnCandidate:
+    """A negative of an anchor, drawn by the push that it receives.
+
+    Args:
+        anchor: Row.
+        candidate: Row, or m and more: m + the place of a hard negative.
+        judged: Whether it is known to be a false negative, or known not to be one.
+    """
+
+    anchor: int
+    candidate: int
+    judged: bool
 
 
 class Softmaxes:
@@ -136,6 +152,44 @@ class Softmaxes:
                 _mean([self._measure_softmax(terms, stack, chosen, checkpoint) for terms in self._softmaxes])
             )
         return BatchMeasurements.concatenate(found)
+
+    def draw_pair(self, batch: Rows, rng: np.random.Generator) -> DrawnCandidate:
+        """Draw an anchor of a batch, and one of its negatives with the probability of its weight in the softmax.
+
+        Args:
+            batch: (N,) rows.
+            rng: Draws.
+
+        Raises:
+            RequestError: ``audit_query_to_doc_only`` where the loss has other directions.
+        """
+        if self._loss.directions != (Direction.QUERY_TO_DOC,):
+            raise RequestError(
+                "audit_query_to_doc_only",
+                "Pairs are drawn for the direction query_to_doc; leave the other directions out.",
+                column="directions",
+            )
+        (term,) = self._terms
+        place = int(rng.integers(len(batch)))
+        anchor = int(batch[place])
+        others = np.delete(batch, place)
+        vectors, candidates, tiers = term.right[others], others, term.tiers
+        chosen = self._choose(batch[None, :], rng)
+        if chosen is not None and term.hard is not None:
+            negatives = self._population.hard_negatives
+            assert negatives is not None
+            vectors = np.concatenate([vectors, negatives.vectors[chosen.ravel()]])
+            candidates = np.concatenate([candidates, len(self._population) + chosen.ravel()])
+            tiers = term.hard
+        similarities = np.clip((vectors @ term.left[anchor]).astype(np.float64), -1.0, 1.0)
+        # The largest of s/T plus Gumbel noise is each candidate's with its softmax probability.
+        keys = similarities / self._temperature + rng.gumbel(size=len(similarities))
+        candidate = int(candidates[int(keys.argmax())])
+        pair = np.array([[anchor, candidate]])
+        known = len(tiers.known.known_pairs(pair, slice(0, 1)).anchor) > 0
+        unjudged = tiers.known.unjudged_rows
+        open_pair = unjudged is not None and bool(unjudged[pair].any())
+        return DrawnCandidate(anchor, candidate, judged=known or not open_pair)
 
     @cached_property
     def _terms(self) -> list[_Term]:

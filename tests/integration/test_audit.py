@@ -388,17 +388,6 @@ def test_a_label_store_keeps_the_corpus(drawn, capsys, home):
     assert len(store.find([item.digest for item in pairs], "person")) == len(pairs)
 
 
-def test_an_audit_says_that_it_knows_random_batches_only(drawn_once):
-    audit = Audit.read(drawn_once / "pairs.audit.json")
-    assert apply_audit(audit, Sheet.read(drawn_once / "pairs.jsonl")).warnings == []
-    for change in ({"sampler": {"kind": "sequential"}}, {"loss": {"directions": ["doc_to_query"]}}):
-        request = ProbeRequest.model_validate({**audit.request.model_dump(), **change})
-        report = apply_audit(
-            dataclasses.replace(audit, request=request), Sheet.read(drawn_once / "pairs.jsonl")
-        )
-        assert [warning.code for warning in report.warnings] == ["audit_random_batches"]
-
-
 def test_estimates_are_refused_where_labels_are_worth_too_little(drawn_once):
     audit = Audit.read(drawn_once / "pairs.audit.json")
     few = dataclasses.replace(audit.design, pairs=audit.design.pairs[:40])
