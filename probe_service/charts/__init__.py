@@ -1,0 +1,25 @@
+"""Charts as Vega-Lite specifications, made once for the page, the HTML report, notebooks, SVG and PNG.
+
+Every specification carries its values in its own ``datasets`` and loads nothing. Altair and vl-convert are
+imported only inside the functions, so that the API process can import this module cheaply.
+"""
+
+from __future__ import annotations
+
+from probe_service.charts.curves import audit_chart, share_chart, similarity_chart
+from probe_service.charts.histogram import histogram_chart
+from probe_service.charts.pictures import figure, render_png, render_svg, vega_bundle
+from probe_service.charts.specification import Spec, Theme
+
+__all__ = [
+    "Spec",
+    "Theme",
+    "audit_chart",
+    "figure",
+    "histogram_chart",
+    "render_png",
+    "render_svg",
+    "share_chart",
+    "similarity_chart",
+    "vega_bundle",
+]
