@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 
@@ -25,6 +25,8 @@ from probe_service.similarity import (
 from probe_service.workspace import HardNegatives, Population
 
 __all__ = ["DrawnCandidate", "Softmaxes"]
+
+_WITH_OWN_PAIR = (Direction.QUERY_TO_DOC, Direction.DOC_TO_QUERY)
 
 Rows = NDArray[np.int64]
 
@@ -114,7 +116,7 @@ class Softmaxes:
         found = softmax_candidates(loss.directions, loss.partition_mode, size, self._hard_per_row)
         return max(softmax.negatives for softmax in found)
 
-    @property
+    @cached_property
     def all_judged(self) -> bool:
         """Whether something is known about every candidate."""
         evidences = [term.tiers.known for term in self._terms]
@@ -209,22 +211,20 @@ class Softmaxes:
         doc_keys = population.positive_keys
         anchor_side = (population.anchors, population.anchor_keys)
         doc_side = (docs, doc_keys if doc_keys is not None else population.anchor_keys)
-        left, right = {
+        (left, left_keys), (right, right_keys) = {
             Direction.QUERY_TO_DOC: (anchor_side, doc_side),
             Direction.QUERY_TO_QUERY: (anchor_side, anchor_side),
             Direction.DOC_TO_QUERY: (doc_side, anchor_side),
             Direction.DOC_TO_DOC: (doc_side, doc_side),
         }[direction]
-        keys = None if left[1] is right[1] else right[1]
-        if direction is Direction.QUERY_TO_DOC:
-            tiers = _Tiers.of(population.evidence)
-        else:
-            tiers = _Tiers.of(Evidence.from_keys(left[1], keys, population.groups))
+        known = population.evidence
+        if direction is not Direction.QUERY_TO_DOC:
+            known = _evidence(population, direction, left_keys, right_keys, None)
         hard = None
         negatives = population.hard_negatives
         if negatives is not None and direction in (Direction.QUERY_TO_DOC, Direction.DOC_TO_DOC):
-            hard = _Tiers.of(_with_negatives(left[1], keys, population.groups, negatives))
-        return _Term(direction, left[0], right[0], tiers, hard)
+            hard = _Tiers.of(_evidence(population, direction, left_keys, right_keys, negatives))
+        return _Term(direction, left, right, _Tiers.of(known), hard)
 
     def _choose(self, batches: Rows, rng: np.random.Generator) -> Rows | None:
         """(b, N, h) places of the hard negatives that the rows bring; None where there are none."""
@@ -268,21 +268,41 @@ class Softmaxes:
             inferred=None if tiers.inferred is None else _pairs_of(tiers.inferred, rows),
             unjudged=_unjudged(tiers.known, rows),
             worst_case_similarity=population.floor,
-            borrowed=self._borrowed,
+            borrowed=None if self.all_judged else self._borrowed,
             own_similarity=None if own is None else torch.from_numpy(own[rows]),
+            own_terms=sum(term.direction in _WITH_OWN_PAIR for term in terms),
             further=further,
             checkpoint=checkpoint,
         )
 
 
-def _with_negatives(left: object, right: object, groups: object, negatives: HardNegatives) -> Evidence:
-    """Evidence about the rows and, behind them, the hard negatives as rows of their own."""
-    left_keys = [*left, *negatives.keys]  # type: ignore[misc]
-    right_keys = None if right is None else [*right, *negatives.keys]  # type: ignore[misc]
-    if right_keys is None:
-        right_keys = left_keys
-    both = None if groups is None else [*groups, *negatives.groups]  # type: ignore[misc]
-    return Evidence.from_keys(left_keys, right_keys, both)
+def _evidence(
+    population: Population,
+    direction: Direction,
+    left: Sequence[Hashable],
+    right: Sequence[Hashable],
+    negatives: HardNegatives | None,
+) -> Evidence:
+    """What is known in one direction about the rows and, behind them, the hard negatives as rows of their own.
+
+    An anchor accepts its listed positives. In the other directions the two of a listed pair accept each other, whichever of
+    them stands for a row.
+    """
+    left, right = list(left), list(right)
+    groups = None if population.groups is None else list(population.groups)
+    if negatives is not None:
+        left += negatives.keys
+        right += negatives.keys
+        if groups is not None:
+            groups += negatives.groups
+    rows = np.arange(len(left))
+    if direction is not Direction.QUERY_TO_DOC and population.positive_keys is not None:
+        listed = [*population.anchor_keys, *population.positive_keys]
+        left += listed
+        right += [*population.positive_keys, *population.anchor_keys]
+        if groups is not None:
+            groups += [None] * len(listed)
+    return Evidence.from_keys(left, right, groups).subset(rows)
 
 
 def _pairs_of(evidence: Evidence, rows: Rows) -> KnownPairs:

@@ -85,7 +85,8 @@ class BatchMeasurements:
         false_share: (b,) mean over anchors of Σ_j w_ij [known], w_ij = softmax of s_ij/T over the negatives.
         certain_share: (b,) the same for the certain tier alone.
         inferred_share: (b,) the same with the inferred pairs counted too.
-        borrowed_share: (b,) the same with each unjudged pair counted by the borrowed p(s); NaN without such a curve.
+        borrowed_share: (b,) the same with each unjudged pair counted by the borrowed p(s), but for own hard negatives, of
+            which it says nothing; NaN without such a curve.
         own_push: (b,) mean over anchors of Σ_j w_ij over their own hard negatives …
         own_false: (b,) … and over the known false ones among them.
         other_push: (b,) the same over other rows' hard negatives …
@@ -93,7 +94,7 @@ class BatchMeasurements:
         worst_count: (b,) as false_count, with the unjudged pairs of similarity ≥ s₀ counted too.
         worst_any_share: (b,) share of anchors with at least one of those.
         worst_share: (b,) as false_share, with those pairs counted too.
-        update_weight: (b,) Σ_i v_i; NaN without positives.
+        update_weight: (b,) Σ_i v_i, v_i = ξ_i / (own_terms + ξ_i); NaN without positives.
         false_update: (b,) Σ_i v_i Σ_j w_ij [known].
         worst_update: (b,) the same in the worst case.
         effective_anchors_share: (b,) (Σv)² / (N Σv²).
@@ -178,6 +179,7 @@ def measure_batches(
     inferred: KnownPairs | None = None,
     borrowed: Floats | None = None,
     own_similarity: torch.Tensor | None = None,
+    own_terms: int = 1,
     further: Sequence[FurtherCandidates] = (),
 ) -> BatchMeasurements:
     """Measure the negatives of a stack of batches in one pass over their similarities.
@@ -202,6 +204,8 @@ def measure_batches(
         inferred: Known and inferred false negatives; None: the same as `known`.
         borrowed: (c,) p(s) at c equally spaced similarities from −1 to 1; None: no such curve.
         own_similarity: (b, N) s_ii⁺ of sentences, from elsewhere; None: that of the given positives, if any.
+        own_terms: How often the own pair stands in the softmax; the push on the negatives together is
+            ξ_i / (own_terms + ξ_i).
         further: Terms of the softmax beside the in-batch candidates.
 
     Returns:
@@ -245,7 +249,7 @@ def measure_batches(
         )
         chances = None
         if borrowed is not None and open_pairs is not None:
-            chances = _chances(similarities, open_pairs, borrowed)
+            chances = _chances(similarities, open_pairs & ~own_hard, borrowed)
         maxima = similarities.amax(dim=2)
         weights = similarities.sub_(maxima[:, :, None]).div_(temperature).exp_()
         mass = weights.sum(dim=2, dtype=torch.float64)
@@ -273,6 +277,8 @@ def measure_batches(
             if marked.known.any:
                 chances[marked.known.index] = 1.0
             keep("borrowed", (weights * chances).sum(dim=2, dtype=torch.float64) / mass)
+        elif borrowed is not None:
+            found.setdefault("borrowed", []).append(found["false"][-1])
         keep("eff", mass**2 / weights.square_().sum(dim=2, dtype=torch.float64))
     row = {name: np.concatenate(parts, axis=1) for name, parts in found.items()}
     if candidates is None:
@@ -282,7 +288,7 @@ def measure_batches(
         log_xi = np.empty((batches, 0))
     else:
         log_xi = row["log_mass"] - row["own"] / temperature
-        weight = np.exp(-np.logaddexp(0.0, -log_xi))
+        weight = np.exp(-np.logaddexp(0.0, np.log(own_terms) - log_xi))
     total = weight.sum(axis=1)
     with np.errstate(invalid="ignore", divide="ignore"):
         effective = total**2 / (size * (weight**2).sum(axis=1))
