@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -186,7 +187,23 @@ def curve_point(
             pooled_interval(exact, in_pools, CONFIDENCE_LEVEL).clipped(0.0, high), "closed form, "
         )
 
-    known_share = share("false_share") if exact is None else _exact(exact.known)
+    def exactly(
+        value: float, sampled: Callable[[Measured], Interval], limits: tuple[float, float]
+    ) -> Estimate:
+        """A figure of all pairs: of the whole corpus it is the truth, of a sample of its rows the value alone."""
+        if plan.whole_corpus:
+            return Estimate(value=value, low=value, high=value, method=EXACT)
+        return figures.around(value, sampled, limits)
+
+    def exact_share(value: float, name: str) -> Estimate:
+        return exactly(value, lambda m: share_mean_interval(m[name], CONFIDENCE_LEVEL), (0.0, 1.0))
+
+    def exact_update(value: float, name: str) -> Estimate:
+        return exactly(
+            value, lambda m: jackknife_ratio(m[name], m["update_weight"], CONFIDENCE_LEVEL), (0.0, 1.0)
+        )
+
+    known_share = share("false_share") if exact is None else exact_share(exact.known, "false_share")
     if setting.plain:
         known_count = closed(false_negatives_per_anchor, float(size - 1))
         known_any = closed(anchors_with_false_negative, 1.0)
@@ -196,8 +213,11 @@ def curve_point(
     known_update = update_share("false_update")
     worst_update = update_share("worst_update")
     if exact is not None and exact.known_update is not None and exact.worst_update is not None:
-        known_update, worst_update = _exact(exact.known_update), _exact(exact.worst_update)
-    worst = None if complete else share("worst_share") if exact is None else _exact(exact.worst)
+        known_update = exact_update(exact.known_update, "false_update")
+        worst_update = exact_update(exact.worst_update, "worst_update")
+    worst = None
+    if not complete:
+        worst = share("worst_share") if exact is None else exact_share(exact.worst, "worst_share")
     if not complete:
         assert worst is not None
         known_share = _bounded(known_share, worst)
@@ -215,9 +235,21 @@ def curve_point(
         negative_pairs_per_batch=pairs,
         top_k=[cosine_mean("top_k", r) if r < pairs else None for r in range(ranks)],
         top_k_mean=top_mean("top_k"),
-        hardest_negative=cosine_mean("hardest_negative") if exact is None else _exact(exact.hardest_negative),
+        hardest_negative=cosine_mean("hardest_negative")
+        if exact is None
+        else exactly(
+            exact.hardest_negative,
+            lambda m: mean_interval(m["hardest_negative"], CONFIDENCE_LEVEL),
+            (-1.0, 1.0),
+        ),
         pairs_above=[
-            _pairs_above(figures, t, threshold, pairs, None if exact is None else float(exact.pairs_above[t]))
+            _pairs_above(
+                figures,
+                t,
+                threshold,
+                pairs,
+                None if exact is None else partial(exactly, float(exact.pairs_above[t])),
+            )
             for t, threshold in enumerate(setting.thresholds)
         ],
         false_negatives_per_anchor=known_count,
@@ -331,6 +363,16 @@ class _Figures:
         pools = np.array([figure(pool).value for pool in self._measured.pools])
         return _estimate(pooled_interval(whole, pools, CONFIDENCE_LEVEL).clipped(*limits))
 
+    def around(
+        self, value: float, figure: Callable[[Measured], Interval], limits: tuple[float, float]
+    ) -> Estimate:
+        """A value that has no Monte Carlo error, with the spread of the sub-pools about it."""
+        if not self._measured.pools:
+            return self.without_interval(value)
+        pools = np.array([figure(pool).value for pool in self._measured.pools])
+        interval = pooled_interval(Interval(value, value, value, ""), pools, CONFIDENCE_LEVEL)
+        return _estimate(interval.clipped(*limits), "all pairs of the encoded rows, ")
+
     def without_interval(self, value: float) -> Estimate:
         return Estimate(
             value=value,
@@ -370,12 +412,8 @@ def _bounded(known: Estimate, worst: Estimate) -> Estimate:
     )
 
 
-def _exact(value: float) -> Estimate:
-    return Estimate(value=value, low=value, high=value, method=EXACT)
-
-
 def _pairs_above(
-    figures: _Figures, column: int, threshold: float, pairs: int, exact: float | None
+    figures: _Figures, column: int, threshold: float, pairs: int, exactly: Callable[..., Estimate] | None
 ) -> PairsAbove:
     def expected(m: Measured) -> Interval:
         return mean_interval(m["pairs_above"][:, column], CONFIDENCE_LEVEL).clipped(0.0, float(pairs))
@@ -388,7 +426,7 @@ def _pairs_above(
 
     return PairsAbove(
         threshold=threshold,
-        expected_pairs=figures.estimate(expected, (0.0, float(pairs))) if exact is None else _exact(exact),
+        expected_pairs=(exactly or figures.estimate)(expected, (0.0, float(pairs))),
         at_least_one=figures.estimate(any_pair, (0.0, 1.0)),
     )
 

@@ -27,7 +27,7 @@ class ShareScan:
         value, low, high: (L,) false_negative_softmax_share; the known pairs' share and its interval.
         worst_value, worst_high: (L,) the worst case and its upper limit; equal to value and high if all is judged.
         complete: Whether every pair is judged, so that `high` speaks of all false negatives.
-        exact_up_to: Largest N whose value is exact; 1 if none is.
+        exact_up_to: Largest N whose value is exact for the corpus; 1 if none is.
         method: How the other intervals were made.
     """
 
@@ -120,8 +120,7 @@ class ShareScan:
 
 
 def scan_shares(
-    false_share: Floats,
-    worst_share: Floats,
+    whole: tuple[Floats, Floats] | None,
     pools: list[tuple[Floats, Floats]],
     *,
     complete: bool,
@@ -130,28 +129,36 @@ def scan_shares(
     """Turn the scan's permutations into S with limits at every integer.
 
     Args:
-        false_share: (P, L) one row a permutation of the encoded rows (`similarity.WindowShares`).
-        worst_share: (P, L) the worst case.
+        whole: (P, L) S and (P, L) the worst case, one row a permutation of all encoded rows; None where `exact` covers all
+            sizes.
         pools: The same, averaged over permutations, (L,) each, for every sub-pool; empty for a fully encoded corpus.
         complete: Whether every pair is judged.
-        exact: Shares without Monte Carlo error, used where they are given.
+        exact: Shares of the encoded rows without Monte Carlo error, used where they are given.
+
+    Raises:
+        ValueError: Neither `whole` nor `exact` is given.
     """
-    value, low, high = _limits(false_share, [false for false, _ in pools])
-    worst_value, worst_low, worst_high = (
-        (value, low, high) if complete else _limits(worst_share, [worst for _, worst in pools])
+    if whole is None and exact is None:
+        raise ValueError("S comes from permutations or from all pairs")
+    known = _limits(
+        None if whole is None else whole[0],
+        [false for false, _ in pools],
+        None if exact is None else exact.known,
     )
-    method = f"t over {len(false_share)} permutations"
+    worst = known
+    if not complete:
+        worst = _limits(
+            None if whole is None else whole[1],
+            [worst for _, worst in pools],
+            None if exact is None else exact.worst,
+        )
     if pools:
         method = f"{len(pools)} disjoint sub-pools of the encoded rows, t"
-    sizes = np.arange(2, len(value) + 2)
-    if exact is None:
-        return ShareScan(sizes, value, low, high, worst_value, worst_low, worst_high, complete, 1, method)
-    first = min(exact.largest - 1, len(value))
-    for column in (value, low, high):
-        column[:first] = exact.known[:first]
-    for column in (worst_value, worst_low, worst_high):
-        column[:first] = exact.known[:first] if complete else exact.worst[:first]
-    return ShareScan(sizes, value, low, high, worst_value, worst_low, worst_high, complete, first + 1, method)
+    else:
+        method = "" if whole is None else f"t over {len(whole[0])} permutations"
+    sizes = np.arange(2, len(known[0]) + 2)
+    exact_up_to = 1 if exact is None or pools else min(exact.largest, len(known[0]) + 1)
+    return ShareScan(sizes, *known, *worst, complete, exact_up_to, method)
 
 
 def exact_scan(exact: ExactShares, *, complete: bool) -> ShareScan:
@@ -191,12 +198,26 @@ def scan_of_points(points: Sequence[SharePoint], *, complete: bool) -> ShareScan
     )
 
 
-def _limits(shares: Floats, pools: list[Floats]) -> tuple[Floats, Floats, Floats]:
-    found = share_mean_intervals(shares, CONFIDENCE_LEVEL)
+def _limits(
+    shares: Floats | None, pools: list[Floats], exact: Floats | None
+) -> tuple[Floats, Floats, Floats]:
+    """Value, low and high at every size; `exact` values stand for the first sizes, with no error but that of the pools."""
+    if shares is None:
+        assert exact is not None
+        value = exact
+        monte_carlo = np.zeros_like(value)
+        low = high = value
+    else:
+        found = share_mean_intervals(shares, CONFIDENCE_LEVEL)
+        value, low, high = found.value.copy(), found.low.copy(), found.high.copy()
+        z = stats.norm.ppf(0.5 + CONFIDENCE_LEVEL / 2)
+        monte_carlo = np.maximum(high - value, value - low) / z
+        if exact is not None:
+            first = min(len(exact), len(value))
+            value[:first] = low[:first] = high[:first] = exact[:first]
+            monte_carlo[:first] = 0.0
     if not pools:
-        return found.value, found.low, found.high
+        return value, low, high
     drawn = np.stack(pools).var(axis=0, ddof=1) / len(pools)
-    z = stats.norm.ppf(0.5 + CONFIDENCE_LEVEL / 2)
-    monte_carlo = np.maximum(found.high - found.value, found.value - found.low) / z
     half = stats.t.ppf(0.5 + CONFIDENCE_LEVEL / 2, len(pools) - 1) * np.sqrt(drawn + monte_carlo**2)
-    return found.value, np.clip(found.value - half, 0.0, 1.0), np.clip(found.value + half, 0.0, 1.0)
+    return value, np.clip(value - half, 0.0, 1.0), np.clip(value + half, 0.0, 1.0)

@@ -47,18 +47,14 @@ _PER_KNOWN_PAIR = ("harm_anchor", "harm_candidate", "harm_push")
 
 
 def exact_limit(plan: SamplingPlan, largest: int, temperature: float) -> int:
-    """Largest N whose shares come from all pairs: n / 20 of a fully encoded corpus (STATISTICS §3); 0 if none does.
+    """Largest N whose shares come from all pairs: a twentieth of the encoded rows (STATISTICS §3); 0 if none does.
 
     Args:
         plan: Of the population.
         largest: Largest N that is asked for.
         temperature: T; the smallest are out of the exact method's range.
     """
-    if (
-        not plan.whole_corpus
-        or plan.rows_encoded > LARGEST_EXACT_CORPUS
-        or temperature < SMALLEST_TEMPERATURE
-    ):
+    if plan.rows_encoded > LARGEST_EXACT_CORPUS or temperature < SMALLEST_TEMPERATURE:
         return 0
     limit = min(plan.rows_encoded // 20, largest)
     return limit if limit >= 2 else 0

@@ -31,12 +31,15 @@ class Scan:
     Args:
         population: The rows.
         length: The largest N.
+        whole: Whether all encoded rows are scanned, or only the sub-pools, whose spread gives the intervals.
         temperature: T.
         scratch: Where results go.
     """
 
-    def __init__(self, population: Population, length: int, *, temperature: float, scratch: Scratch) -> None:
-        self._population, self._length = population, length
+    def __init__(
+        self, population: Population, length: int, *, whole: bool, temperature: float, scratch: Scratch
+    ) -> None:
+        self._population, self._length, self._whole = population, length, whole
         self._temperature, self._scratch = temperature, scratch
 
     @property
@@ -48,7 +51,7 @@ class Scan:
         """About a second's permutations each."""
         plan, length = self._population.plan, self._length
         step = max(1, int(STEP_SECONDS / (3 * batch_seconds(length, self._population.anchors.shape[1]))))
-        pools = [(WHOLE, plan.num_orders(length))]
+        pools = [(WHOLE, plan.num_orders(length))] if self._whole else []
         if not plan.whole_corpus:
             pools += [(pool, -(-plan.num_orders(length) // SUB_POOLS)) for pool in range(SUB_POOLS)]
         return [
@@ -84,13 +87,16 @@ class Scan:
             exact: Shares without Monte Carlo error, used where they are given.
         """
         parts = self.parts()
-        whole = self._scratch.load_columns(self._file(part) for part in parts if part.pool == WHOLE)
+        whole = None
+        if self._whole:
+            found = self._scratch.load_columns(self._file(part) for part in parts if part.pool == WHOLE)
+            whole = found["false"], found["worst"]
         pools = []
         for pool in sorted({part.pool for part in parts} - {WHOLE}):
             found = self._scratch.load_columns(self._file(part) for part in parts if part.pool == pool)
             pools.append((found["false"].mean(axis=0), found["worst"].mean(axis=0)))
         complete = self._population.evidence.unjudged_rows is None
-        return scan_shares(whole["false"], whole["worst"], pools, complete=complete, exact=exact)
+        return scan_shares(whole, pools, complete=complete, exact=exact)
 
     def _file(self, part: _Part) -> str:
         return f"{self.name}-{part.pool}-{part.first}.npz"

@@ -87,8 +87,10 @@ class Shares:
                 self.all_pairs = kind(population, sizes, limit, temperature=temperature, scratch=scratch)
                 if detailed and max(sizes) >= SMALLEST_LISTED_SIZE:
                     self.listing = PairListing(population, scratch)
-            if length > max(limit, 1):
-                self._scan = Scan(population, length, temperature=temperature, scratch=scratch)
+            if length > max(limit, 1) or not plan.whole_corpus:
+                self._scan = Scan(
+                    population, length, whole=length > limit, temperature=temperature, scratch=scratch
+                )
         else:
             self._ladder = sorted({*ladder(length, devices), *(size for size in sizes if size <= length)})
 
