@@ -1,0 +1,80 @@
+"""A whole probe from text against `naive_probe.py`, in pairs of runs, with our cache of vectors cold and warm.
+
+    python benchmarks/whole_probe.py TEXTS.jsonl[.gz] --rows 20000 --pairs 5
+
+Each run is a process of its own, so that imports and model loading count. What a probe gives beyond the peer's curve (S with
+intervals, nulls, n_max, remedies) is in its time. Prints a table in Markdown, and JSON with ``--json FILE``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from naive_probe import read_texts
+
+HERE = Path(__file__).resolve().parent
+
+
+def seconds_of(command: list[str], environment: dict[str, str]) -> tuple[float, str]:
+    began = time.perf_counter()
+    done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+    return time.perf_counter() - began, done.stdout
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("corpus", type=Path)
+    parser.add_argument("--rows", type=int, default=20_000)
+    parser.add_argument("--sizes", type=int, nargs="+", default=[2**e for e in range(3, 13)])
+    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    rows: dict[str, list[float]] = {name: [] for name in ("naive", "cold", "warm")}
+    with tempfile.TemporaryDirectory() as scratch:
+        corpus = Path(scratch) / "rows.jsonl"
+        with corpus.open("w", encoding="utf-8") as lines:
+            for text in read_texts(given.corpus, given.rows):
+                lines.write(json.dumps({"text": text}) + "\n")
+        sizes = [str(size) for size in given.sizes]
+        naive = [sys.executable, str(HERE / "naive_probe.py"), str(corpus)]
+        naive += ["--rows", str(given.rows), "--sizes", *sizes]
+        ours = [sys.executable, "-m", "probe_service.cli", "run", str(corpus), "--encoder", "minilm"]
+        ours += ["--batch-sizes", ",".join(sizes), "--max-rows", str(given.rows), "--json", "-"]
+        for pair in range(given.pairs):
+            environment = os.environ | {"PROBE_HOME": str(Path(scratch) / f"home-{pair}")}
+            seconds, printed = seconds_of(naive, environment)
+            rows["naive"].append(seconds)
+            peer = json.loads(printed)
+            for name in ("cold", "warm"):
+                seconds, printed = seconds_of(ours, environment)
+                rows[name].append(seconds)
+            curve = {p["batch_size"]: p["top_k_mean"]["value"] for p in json.loads(printed)["curve"]}
+            apart = max(abs(curve[int(size)] - top) for size, top in peer["top_k_mean"].items())
+            print(
+                f"pair {pair + 1}: naive {rows['naive'][-1]:.1f} s (encoding {peer['encode_seconds']:.1f} s), cold"
+                f" {rows['cold'][-1]:.1f} s, warm {rows['warm'][-1]:.1f} s; top_k_mean at most {apart:.4f} apart",
+                file=sys.stderr,
+            )
+    ratio = {
+        name: statistics.median(a / b for a, b in zip(rows["naive"], rows[name], strict=True))
+        for name in ("cold", "warm")
+    }
+    print("| run | median seconds | times as fast as naive_probe |")
+    print("|---|---|---|")
+    for name in rows:
+        speed = f"{ratio[name]:.1f}" if name in ratio else "1"
+        print(f"| {name} | {statistics.median(rows[name]):.1f} | {speed} |")
+    if given.json is not None:
+        given.json.write_text(json.dumps({"seconds": rows, "ratio": ratio}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
