@@ -55,9 +55,7 @@ class Remedies:
         if not population.evidence.false_negative_counts().any():
             return
         if work.corpus.anchors is not None:
-            draws = EpochDraws(
-                SamplerOptions(kind=SamplerKind.NO_DUPLICATES), work.training_rows, population.plan
-            )
+            draws = EpochDraws(self._waiting_sampler, work.training_rows, population.plan)
             self._no_duplicates = shares.batches(self._size, name="no-duplicates", draws=draws)
         count = min(MOST_ROWS_TO_DROP, int(len(population) * SHARE_OF_ROWS_TO_DROP))
         self._harmful = sorted(row.row for row in self._detail.harmful_rows(count))
@@ -74,6 +72,11 @@ class Remedies:
             work.scratch,
         )
         self._without_harmful = rest, rest.batches(self._size)
+
+    @property
+    def _waiting_sampler(self) -> SamplerOptions:
+        """That of the request, with equal texts kept out of each device's batch."""
+        return self._request.sampler.model_copy(update={"kind": SamplerKind.NO_DUPLICATES})
 
     def tasks(self) -> list[Task]:
         """What is measured for them alone."""
@@ -106,8 +109,8 @@ class Remedies:
         ]
 
     def _waiting(self, common: _Common) -> list[Remedy]:
-        if self._no_duplicates is None:
-            return []
+        if self._no_duplicates is None or not self._no_duplicates.exist:
+            return []  # nothing to keep apart, or so few different texts that no batch can be filled
         setting = replace(self._shares.setting, plain=False)
         after = share_point(common.size, self._no_duplicates.result(), setting).estimate
         return [
@@ -117,7 +120,7 @@ class Remedies:
                 after,
                 effect=f"With the sampler no_duplicates {common.change(after)}",
                 snippet=training_snippet(
-                    self._work, self._request, BatchSampler(SamplerKind.NO_DUPLICATES, common.size)
+                    self._work, self._request, BatchSampler.of(self._waiting_sampler, common.size)
                 ),
             )
         ]
@@ -141,7 +144,7 @@ class Remedies:
                 after,
                 effect=effect,
                 snippet=group_aware(
-                    BatchSampler(SamplerKind.NO_DUPLICATES, common.size),
+                    BatchSampler.of(self._waiting_sampler, common.size),
                     temperature=self._request.temperature,
                     text_columns=_text_columns(columns),
                     group_column=columns.group,

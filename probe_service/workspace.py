@@ -19,8 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from probe_service.corpus import (
+    BatchSampler,
     Corpus,
     TrainingRows,
+    draw_epoch,
     load_corpus,
     normalize_text,
     read_corpus,
@@ -60,6 +62,7 @@ LISTED_ROWS = 1000
 
 _CHARACTERS_PER_PART = 24_000
 _TEXTS_PER_PART = 512
+_TRIAL_EPOCHS = 3
 
 
 @dataclass(frozen=True)
@@ -353,11 +356,12 @@ class Workspace:
             return None
         of_row = [_negatives_of(corpus)[row] for row in self.kept_rows]
         keys = tuple(self._key(text) for row in of_row for text in row)
-        group_of: dict[str, str | None] = {}
+        group_of: dict[str, str] = {}
         if corpus.groups is not None:
             for side in (corpus.anchors, corpus.positives):
                 for text, group in zip(side or [], corpus.groups, strict=False):
-                    group_of.setdefault(self._key(text), group)
+                    if group is not None:
+                        group_of.setdefault(self._key(text), group)
         count = np.array([len(row) for row in of_row], dtype=np.int64)
         return HardNegatives(
             vectors=self.scratch.load_array("hard_negatives.npy"),
@@ -431,10 +435,15 @@ class Workspace:
             None if corpus.sources is None else [corpus.sources[row] for row in rows],
         )
 
-    @property
+    @cached_property
     def sizes(self) -> list[int]:
-        """The batch sizes to measure, ascending."""
-        return self._sizes(self.corpus_info)
+        """The batch sizes to measure, ascending; by default those that the sampler makes batches of."""
+        sizes = self._sizes(self.corpus_info)
+        if self._request.batch_sizes is None and self._request.sampler.kind is not SamplerKind.RANDOM:
+            rows = self.training_rows()
+            while len(sizes) > 1 and not self._fills(sizes[-1], rows):
+                sizes.pop()
+        return sizes
 
     @property
     def plan(self) -> SamplingPlan:
@@ -579,6 +588,14 @@ class Workspace:
                 column="batch_sizes",
             )
         return fitting
+
+    def _fills(self, size: int, rows: TrainingRows) -> bool:
+        """Whether each of a few epochs has a full batch."""
+        sampler = BatchSampler.of(self._request.sampler, size)
+        return all(
+            len(draw_epoch(sampler, rows, np.random.default_rng([self._request.seed, number])).full_contrasts)
+            for number in range(_TRIAL_EPOCHS)
+        )
 
     @property
     def _devices(self) -> int:

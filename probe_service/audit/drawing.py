@@ -23,7 +23,7 @@ from probe_service.estimate.audit import (
     draw_pairs,
 )
 from probe_service.judges import Question, question_digest
-from probe_service.measure import Shares
+from probe_service.measure import Shares, no_full_batch
 from probe_service.schemas import ProbeRequest
 from probe_service.similarity import measure_batches, stack_size
 from probe_service.workspace import Workspace
@@ -221,7 +221,10 @@ def _draw_from_batches(
     ((pool, units),) = [stream for stream in draws.streams(size) if stream[0] == WHOLE]
     known, unjudged = [], []
     for number in range(units):
-        found = softmaxes.measure(draws.unit(size, pool, number), draws.rng(size, pool, number), checkpoint)
+        batches = draws.unit(size, pool, number)
+        if not len(batches):
+            raise no_full_batch(draws, size)
+        found = softmaxes.measure(batches, draws.rng(size, pool, number), checkpoint)
         known.append(found.false_share.mean())
         unjudged.append((found.worst_share - found.false_share).mean())
     if units == 1:
@@ -236,6 +239,8 @@ def _draw_from_batches(
             raise _nothing_to_ask()
         # A batch, or an epoch, of its own for every draw, so that draws are independent.
         batches = draws.unit(size, pool, 0 if units == 1 else int(rng.integers(_FRESH_UNITS)))
+        if not len(batches):
+            raise no_full_batch(draws, size)
         drawn = softmaxes.draw_pair(batches[int(rng.integers(len(batches)))], rng)
         attempts += 1
         if not drawn.judged:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from probe_service.errors import RequestError
-from probe_service.schemas import GroupedPolicy, SamplerKind
+from probe_service.schemas import GroupedPolicy, SamplerKind, SamplerOptions
 
 __all__ = [
     "BatchSampler",
@@ -72,6 +72,26 @@ class BatchSampler:
             raise _invalid("With several devices the last, incomplete step is left out: set drop_last.")
         if self.within_source not in (SamplerKind.RANDOM, SamplerKind.NO_DUPLICATES):
             raise _invalid(f"within_source is {self.within_source}; random and no_duplicates are possible.")
+
+    @classmethod
+    def of(cls, options: SamplerOptions, rows_in_contrast: int) -> BatchSampler:
+        """The sampler of a request at N rows that are contrasted with each other: of all devices where gathered.
+
+        Args:
+            options: What was asked.
+            rows_in_contrast: N, a multiple of the devices where gathered.
+
+        Raises:
+            RequestError: ``sampler_invalid``.
+        """
+        return cls(
+            SamplerKind(options.kind),
+            rows_in_contrast // options.world_size if options.gather else rows_in_contrast,
+            world_size=options.world_size,
+            gather=options.gather,
+            policy=options.policy,
+            within_source=options.within_source,
+        )
 
     @property
     def rows_per_step(self) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from probe_service.measure.all_pairs import AllPairsInDetail
 from probe_service.measure.batches import Batches
-from probe_service.measure.draws import EpochDraws
+from probe_service.measure.draws import EpochDraws, no_full_batch
 from probe_service.measure.listed import ListedCurve
 from probe_service.measure.pairs import Histograms, SimilarPairs
 from probe_service.measure.references import References
@@ -25,4 +25,5 @@ __all__ = [
     "Shares",
     "SimilarPairs",
     "Task",
+    "no_full_batch",
 ]

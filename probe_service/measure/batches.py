@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from probe_service.estimate import WHOLE, BatchUnits, SamplingPlan, SizeMeasurements
-from probe_service.measure.draws import Draws
+from probe_service.measure.draws import Draws, no_full_batch
 from probe_service.measure.task import STEP_SECONDS, batch_seconds
 from probe_service.measure.terms import Softmaxes
 from probe_service.scratch import Scratch
@@ -18,6 +19,7 @@ __all__ = ["Batches"]
 
 _QUANTILES = 199
 """Quantiles of ξ that are kept of an epoch's anchors."""
+_COUNT = "batches"
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,14 @@ class _Part:
     pool: int
     first: int
     count: int
+
+
+@dataclass(frozen=True)
+class _Pool:
+    """What was measured on one pool: columns with one row a unit, and the number of batches behind each row."""
+
+    columns: dict[str, NDArray[np.float64]]
+    batches: NDArray[np.float64]
 
 
 class Batches:
@@ -76,31 +86,52 @@ class Batches:
         """Measure some units."""
         numbers = range(part.first, part.first + part.count)
         units = [self._draws.unit(self.size, part.pool, number) for number in numbers]
-        rng = self._draws.rng(self.size, part.pool, part.first)
-        measured = self._softmaxes.measure(np.concatenate(units), rng, self._scratch.checkpoint)
-        columns = {field.name: getattr(measured, field.name) for field in fields(BatchMeasurements)}
-        if self._draws.units is not BatchUnits.BATCHES:
-            ends = np.cumsum([len(unit) for unit in units])[:-1]
-            columns = {name: _of_units(name, np.split(values, ends)) for name, values in columns.items()}
+        given = [unit for unit in units if len(unit)]
+        columns: dict[str, NDArray[np.float64]] = {}
+        if given:
+            rng = self._draws.rng(self.size, part.pool, part.first)
+            measured = self._softmaxes.measure(np.concatenate(given), rng, self._scratch.checkpoint)
+            columns = {field.name: getattr(measured, field.name) for field in fields(BatchMeasurements)}
+            counts = np.array([len(unit) for unit in given])
+            if self._draws.units is not BatchUnits.BATCHES:
+                ends = np.cumsum(counts)[:-1]
+                columns = {name: _of_units(name, np.split(values, ends)) for name, values in columns.items()}
+            columns[_COUNT] = counts.astype(np.float64)
         self._scratch.save_columns(self._file(part), columns)
 
+    @property
+    def exist(self) -> bool:
+        """Whether the sampler makes batches of this size, in two units at least where chance has a part in it."""
+        return len(self._whole.batches) >= (1 if self._draws.units is BatchUnits.EVERY_BATCH else 2)
+
     def result(self) -> SizeMeasurements:
-        """What was measured, one row a unit."""
-        parts = self.parts()
+        """What was measured, one row a unit; a unit without a full batch has none.
 
-        def columns(pool: int) -> dict[str, NDArray[np.float64]]:
-            return self._scratch.load_columns(self._file(part) for part in parts if part.pool == pool)
-
-        pools = sorted({part.pool for part in parts} - {WHOLE})
+        Raises:
+            RequestError: ``sampler_no_batch`` where such batches do not `exist`.
+        """
+        if not self.exist:
+            raise no_full_batch(self._draws, self.size)
+        pools = sorted({part.pool for part in self.parts()} - {WHOLE})
         return SizeMeasurements(
-            whole=columns(WHOLE),
-            pools=[columns(pool) for pool in pools],
+            whole=self._whole.columns,
+            pools=[self._pool(pool).columns for pool in pools],
             pool_rows=[self._plan.pool_rows(pool) for pool in pools],
             units=self._draws.units,
-            batches=sum(
-                part.count * self._draws.batches_in_unit(self.size) for part in parts if part.pool == WHOLE
-            ),
+            batches=int(self._whole.batches.sum()),
         )
+
+    @cached_property
+    def _whole(self) -> _Pool:
+        return self._pool(WHOLE)
+
+    def _pool(self, pool: int) -> _Pool:
+        found = [self._scratch.load_columns([self._file(part)]) for part in self.parts() if part.pool == pool]
+        filled = [columns for columns in found if columns]
+        if not filled:
+            return _Pool({}, np.zeros(0))
+        columns = {name: np.concatenate([each[name] for each in filled]) for name in filled[0]}
+        return _Pool(columns, columns.pop(_COUNT))
 
     def _file(self, part: _Part) -> str:
         return f"{self.name}-{part.pool}-{part.first}.npz"

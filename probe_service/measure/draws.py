@@ -15,13 +15,14 @@ from probe_service.errors import RequestError
 from probe_service.estimate import SUB_POOLS, WHOLE, BatchUnits, SamplingPlan
 from probe_service.schemas import SamplerKind, SamplerOptions
 
-__all__ = ["Draws", "EpochDraws", "RandomDraws", "draws_for", "ladder"]
+__all__ = ["Draws", "EpochDraws", "RandomDraws", "draws_for", "ladder", "no_full_batch"]
 
 EPOCHS = 20
 """Epochs of a sampler whose batches depend on each other: t with 19 degrees of freedom over their means."""
-_EPOCHS, _CHOICE = 5, 6
+_EPOCHS, _CHOICE, _PART_OF_EPOCH = 5, 6, 7
 _LADDER_INTEGERS = 32
 _LADDER_RATIO = 1.12
+_SOURCES_SHOWN = 10
 
 Rows = NDArray[np.int64]
 
@@ -31,6 +32,10 @@ class Draws(Protocol):
 
     units: BatchUnits
 
+    @property
+    def description(self) -> str:
+        """Which batches of which rows, in words."""
+
     def streams(self, size: int) -> list[tuple[int, int]]:
         """(pool, units) that are measured at this size; the pool `WHOLE` is all encoded rows."""
 
@@ -38,10 +43,10 @@ class Draws(Protocol):
         """How many batches one unit has, at most."""
 
     def unit(self, size: int, pool: int, number: int) -> Rows:
-        """(c, N) rows of the batches of one unit."""
+        """(c, N) rows of the batches of one unit; (0, N) where it has no full one."""
 
     def rng(self, size: int, pool: int, number: int) -> np.random.Generator:
-        """Randomness for whatever else a unit's batches need."""
+        """Randomness for whatever else is chosen for batches, from this unit on."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +59,11 @@ class RandomDraws:
 
     plan: SamplingPlan
     units = BatchUnits.BATCHES
+
+    @property
+    def description(self) -> str:
+        """In words."""
+        return f"random batches of {self.plan.rows_encoded} rows"
 
     def streams(self, size: int) -> list[tuple[int, int]]:
         """All encoded rows, and the sub-pools where a sample of rows was encoded."""
@@ -71,7 +81,7 @@ class RandomDraws:
         return self.plan.batches(size, pool, number, 1)
 
     def rng(self, size: int, pool: int, number: int) -> np.random.Generator:
-        """A generator of this batch's own."""
+        """A generator of its own for each batch."""
         return np.random.default_rng([self.plan.seed, _CHOICE, size, pool + 1, number])
 
 
@@ -106,49 +116,35 @@ class EpochDraws:
             return whole
         return max(1, min(whole, -(-self._plan.num_batches(size) // EPOCHS)))
 
+    @property
+    def description(self) -> str:
+        """In words."""
+        options, rows = self._options, self._rows
+        said = f"{options.kind} batches"
+        if options.world_size > 1:
+            said += f" on {options.world_size} devices"
+        said += f" of {len(rows)} rows"
+        if options.kind is SamplerKind.GROUPED:
+            said += f" from sources of {', '.join(map(str, np.bincount(rows.source)[:_SOURCES_SHOWN]))}"
+            said += ", …" if len(rows.sources) > _SOURCES_SHOWN else ""
+        return said
+
     def epoch(self, size: int, number: int) -> Epoch:
-        """Draw one epoch.
-
-        Raises:
-            RequestError: ``sampler_no_batch`` if it has no full batch of this size.
-        """
-        devices = self._options.world_size
-        sampler = BatchSampler(
-            SamplerKind(self._options.kind),
-            size // devices if self._options.gather else size,
-            world_size=devices,
-            gather=self._options.gather,
-            policy=self._options.policy,
-            within_source=self._options.within_source,
-        )
+        """Draw one epoch."""
         rng = np.random.default_rng([self._plan.seed, _EPOCHS, size, number])
-        epoch = draw_epoch(sampler, self._rows, rng)
-        if not len(epoch.full_contrasts):
-            raise RequestError(
-                "sampler_no_batch",
-                f"An epoch of {self._options.kind} batches has no full batch of {size} rows"
-                + (f" on {devices} devices" if devices > 1 else "")
-                + f": the corpus has {len(self._rows)} rows"
-                + (
-                    f", its sources {np.bincount(self._rows.source).tolist()[:10]}."
-                    if self._options.kind is SamplerKind.GROUPED
-                    else "."
-                ),
-                column="batch_sizes",
-            )
-        return epoch
+        return draw_epoch(BatchSampler.of(self._options, size), self._rows, rng)
 
-    def unit(self, size: int, pool: int, number: int) -> Rows:
-        """(c, N) rows of a random choice of one epoch's batches."""
+    def unit(self, size: int, pool: int, number: int) -> Rows:  # noqa: ARG002 - there is one pool
+        """(c, N) rows of a random choice of one epoch's full batches."""
         batches = self.epoch(size, number).full_contrasts
         wanted = self.batches_in_unit(size)
         if len(batches) <= wanted:
             return batches
-        chosen = self.rng(size, pool, number).choice(len(batches), wanted, replace=False)
-        return batches[np.sort(chosen)]
+        rng = np.random.default_rng([self._plan.seed, _PART_OF_EPOCH, size, number])
+        return batches[np.sort(rng.choice(len(batches), wanted, replace=False))]
 
     def rng(self, size: int, pool: int, number: int) -> np.random.Generator:
-        """A generator of this epoch's own."""
+        """A generator of its own for each epoch."""
         return np.random.default_rng([self._plan.seed, _CHOICE, size, pool + 1, number])
 
 
@@ -157,6 +153,15 @@ def draws_for(options: SamplerOptions, rows: Callable[[], TrainingRows], plan: S
     if options.kind is SamplerKind.RANDOM:
         return RandomDraws(plan)
     return EpochDraws(options, rows, plan)
+
+
+def no_full_batch(draws: Draws, size: int) -> RequestError:
+    """The refusal, ``sampler_no_batch``, where the sampler makes no batch of a size that is asked for."""
+    return RequestError(
+        "sampler_no_batch",
+        f"No full batch of {size} rows, or too few for an estimate: {draws.description}.",
+        column="batch_sizes",
+    )
 
 
 def ladder(largest: int, devices: int) -> list[int]:

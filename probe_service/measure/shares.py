@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from itertools import takewhile
 
 from probe_service.corpus import TrainingRows
 from probe_service.estimate import (
@@ -128,5 +129,8 @@ class Shares:
             return self._scan.result(exact)
         if exact is not None:
             return exact_scan(exact, complete=complete)
-        points = [share_point(size, self.batches(size).result(), self.setting) for size in self._ladder]
+        steps = [self.batches(size) for size in self._ladder]
+        # What the sampler cannot fill ends the search; so does it for all that is larger.
+        possible = takewhile(lambda batches: batches.exist, steps)
+        points = [share_point(batches.size, batches.result(), self.setting) for batches in possible]
         return scan_of_points(points, complete=complete)
