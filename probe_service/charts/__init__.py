@@ -9,7 +9,9 @@ from __future__ import annotations
 from probe_service.charts.curves import audit_chart, share_chart, similarity_chart
 from probe_service.charts.histogram import histogram_chart
 from probe_service.charts.pictures import figure, render_png, render_svg, vega_bundle
+from probe_service.charts.sources import source_chart
 from probe_service.charts.specification import Spec, Theme
+from probe_service.charts.temperature import temperature_chart
 
 __all__ = [
     "Spec",
@@ -21,5 +23,7 @@ __all__ = [
     "render_svg",
     "share_chart",
     "similarity_chart",
+    "source_chart",
+    "temperature_chart",
     "vega_bundle",
 ]

@@ -6,7 +6,16 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from probe_service.charts.lines import PLOT_HEIGHT, Axes, Series, describe, draw_lines, present
+from probe_service.charts.lines import (
+    PLOT_HEIGHT,
+    Axes,
+    Series,
+    budget_layer,
+    budget_series,
+    describe,
+    draw_lines,
+    present,
+)
 from probe_service.charts.specification import (
     PALETTES,
     Datasets,
@@ -49,7 +58,7 @@ def similarity_chart(curve: Sequence[CurvePoint], *, theme: Theme, width: Width 
     floor = min(0.0, math.floor(min(lows, default=0.0) * 10 + 1e-9) / 10)
     if min(lows, default=0.0) > -0.05:
         floor = max(floor, -0.05)
-    axis = Axes(sizes=[point.batch_size for point in points], floor=floor, width=width)
+    axis = Axes(places=[point.batch_size for point in points], floor=floor, width=width)
     datasets = Datasets()
     lines = draw_lines(datasets, series, axis, palette, value_title="cosine similarity", dataset="similarity")
     return finish(
@@ -74,7 +83,9 @@ def share_chart(
 ) -> Spec:
     """Draw S(N), the share of the push that hits same-meaning rows, with the budget and the safe window.
 
-    Where evidence is incomplete the worst case is drawn as well, and the band of S reaches up to it.
+    Where evidence is incomplete the worst case is drawn as well, and the band of S reaches up to it. What chains of
+    known links add is a line of its own; a curve of p(s) learnt elsewhere makes a dotted scenario of rings, without
+    interval.
 
     Args:
         curve: The sizes asked for, drawn as points with their intervals.
@@ -145,28 +156,16 @@ def _shares(
     import altair as alt
 
     axis = Axes(
-        sizes=sorted({*ticks, *(size for line in series for size, _ in line.points)}),
+        places=sorted({*ticks, *(size for line in series for size, _ in line.points)}),
         ticks=ticks,
         floor=0.0,
         width=width,
-    )
-    budget_line = Series(
-        key="budget",
-        name=f"budget {budget:.2f}",
-        short_name=f"budget {budget:.2f}",
-        colour=palette.budget,
-        points=((axis.last, Estimate(value=budget, low=None, high=None, method="chosen")),),
     )
     datasets = Datasets()
     layers: list[Any] = []
     if n_max is not None:
         layers += _limit_layers(datasets, n_max, axis, palette)
-    rule = datasets.chart("budget", [{"budget": budget}])
-    layers.append(
-        rule.mark_rule(color=palette.budget, strokeWidth=1.5, strokeDash=[6, 3]).encode(
-            y=alt.Y("budget:Q"), x=alt.value(0), x2=alt.value(axis.plot_end)
-        )
-    )
+    layers.append(budget_layer(datasets, budget, axis, palette))
     layers.extend(
         draw_lines(
             datasets,
@@ -176,7 +175,7 @@ def _shares(
             value_title=["share of the push on negatives", "that hits same-meaning rows"],
             dataset="share",
             marked=marked,
-            labels_for=[*series, budget_line],
+            labels_for=[*series, budget_series(budget, axis.last, palette)],
         )
     )
     description = describe("Share of the push that hits rows that mean the same, by batch size.", series)
@@ -283,6 +282,23 @@ def _share_series(points: Sequence[CurvePoint], scan: Sequence[SharePoint], pale
             band_opacity=0.2,
         ),
         Series(
+            "borrowed",
+            "scenario: p(s) learnt elsewhere",
+            "scenario",
+            palette.scenario,
+            present((point.batch_size, _scenario(point.borrowed_share)) for point in points),
+            dash=(1.5, 3),
+            hollow=True,
+        ),
+        Series(
+            "inferred",
+            "with chains of known links",
+            "with chains",
+            palette.inferred,
+            present((point.batch_size, point.inferred_share) for point in points),
+            dash=(10, 3),
+        ),
+        Series(
             "share",
             "known pairs only (lower bound)" if incomplete else "share S(N)",
             "known only" if incomplete else "S(N)",
@@ -295,6 +311,14 @@ def _share_series(points: Sequence[CurvePoint], scan: Sequence[SharePoint], pale
         ),
     ]
     return [line for line in series if line.points]
+
+
+def _scenario(share: float | None) -> Estimate | None:
+    return (
+        None
+        if share is None
+        else Estimate(value=share, low=None, high=None, method="a scenario, no estimate")
+    )
 
 
 def _at(values: Sequence[Estimate | None], index: int) -> Estimate | None:

@@ -12,7 +12,18 @@ from probe_service.schemas import Estimate
 if TYPE_CHECKING:
     import altair as alt
 
-__all__ = ["PLOT_HEIGHT", "Axes", "Series", "describe", "draw_lines", "present"]
+__all__ = [
+    "BATCH_SIZES",
+    "PLOT_HEIGHT",
+    "Across",
+    "Axes",
+    "Series",
+    "budget_layer",
+    "budget_series",
+    "describe",
+    "draw_lines",
+    "present",
+]
 
 PLOT_HEIGHT = 320
 LABEL_GAP = 14
@@ -24,37 +35,85 @@ SHORT_LABEL_ROOM = 78
 
 
 @dataclass(frozen=True)
+class Across:
+    """What the points of the lines lie above, on a log scale."""
+
+    field: str
+    title: str
+    symbol: str
+    base: int
+    format: str
+    falling: bool = False
+    """Whether x runs from the largest to the smallest."""
+
+
+BATCH_SIZES = Across("batch_size", "batch size N", "N", base=2, format="d")
+
+
+@dataclass(frozen=True)
 class Series:
-    """One line: its estimates by batch size, how it is drawn, and what it is called."""
+    """One line: its estimates by batch size (or what else runs along x), how it is drawn, and what it is called."""
 
     key: str
     name: str
     short_name: str
     colour: str
-    points: tuple[tuple[int, Estimate], ...]
+    points: tuple[tuple[float, Estimate], ...]
     dash: tuple[float, ...] = (1, 0)
     line_width: float = 1.5
     band_opacity: float = 0.14
     barred: bool = True
     """Whether single points show their interval as a bar."""
+    hollow: bool = False
+    """Whether single points are rings: of what is no measurement."""
 
 
-def present(pairs: Iterable[tuple[int, Estimate | None]]) -> tuple[tuple[int, Estimate], ...]:
+def present(pairs: Iterable[tuple[float, Estimate | None]]) -> tuple[tuple[float, Estimate], ...]:
     """The points of a line: null estimates are left out, not drawn as 0."""
-    return tuple((size, estimate) for size, estimate in pairs if estimate is not None)
+    return tuple((place, estimate) for place, estimate in pairs if estimate is not None)
+
+
+def budget_series(budget: float, at: float, palette: Palette) -> Series:
+    """A line of one point, for the name at the end of the budget's rule."""
+    name = f"budget {budget:.2f}"
+    chosen = Estimate(value=budget, low=None, high=None, method="chosen")
+    return Series("budget", name, name, palette.budget, ((at, chosen),))
+
+
+def budget_layer(datasets: Datasets, budget: float, axes: Axes, palette: Palette) -> alt.Chart:
+    """The budget as a level, dashed rule."""
+    import altair as alt
+
+    rule = datasets.chart("budget", [{"budget": budget}]).mark_rule(
+        color=palette.budget, strokeWidth=1.5, strokeDash=[6, 3]
+    )
+    drawn: alt.Chart = rule.encode(y=alt.Y("budget:Q"), x=alt.value(0), x2=alt.value(axes.plot_end))
+    return drawn
 
 
 class Axes:
     """Where things are: the batch sizes along x, the values along y, and the room for names at the right."""
 
     def __init__(
-        self, *, sizes: Sequence[int], floor: float, width: Width, ticks: Sequence[int] | None = None
+        self,
+        *,
+        places: Sequence[float],
+        floor: float,
+        width: Width,
+        ticks: Sequence[float] | None = None,
+        across: Across = BATCH_SIZES,
+        ceiling: float = 1.0,
     ) -> None:
-        self.ticks = list(sizes if ticks is None else ticks)
-        self.first, self.last = (min(sizes), max(sizes)) if sizes else (2, 2)
-        # A single size gets a neighbourhood, so that its point stands in the middle.
+        self.across = across
+        self.ticks = list(places if ticks is None else ticks)
+        self.first: float = min(places, default=2)
+        self.last: float = max(places, default=2)
+        # A single place gets a neighbourhood, so that its point stands in the middle.
         self.domain = [self.first / 2, self.last * 2] if self.first == self.last else [self.first, self.last]
-        self.floor = floor
+        if across.falling:
+            self.first, self.last = self.last, self.first
+            self.domain.reverse()
+        self.floor, self.ceiling = floor, ceiling
         self.wide: bool | None = None if width == "container" else width >= WIDE_FROM
         self.width = width
 
@@ -76,49 +135,55 @@ class Axes:
         return alt.ExprRef(f"width - {room}") if self.width == "container" else self.width - float(room)
 
     def x(self) -> alt.X:
-        """The channel of the batch size."""
+        """The channel of what runs along x."""
         import altair as alt
 
-        scale = alt.Scale(type="log", base=2, domain=self.domain, nice=False, range=[0, self.plot_end])
+        scale = alt.Scale(
+            type="log", base=self.across.base, domain=self.domain, nice=False, range=[0, self.plot_end]
+        )
         axis = alt.Axis(
             values=self.ticks,
-            format="d",
+            format=self.across.format,
             grid=False,
             labelOverlap="greedy",
             labelSeparation=4,
             labelFlush=False,
         )
-        return alt.X("batch_size:Q").scale(scale).axis(axis).title("batch size N (log scale)")
+        return (
+            alt.X(f"{self.across.field}:Q").scale(scale).axis(axis).title(f"{self.across.title} (log scale)")
+        )
 
     def y(self, title: str | list[str]) -> alt.Y:
         """The channel of the value."""
         import altair as alt
 
+        step = 2 if self.ceiling - self.floor > 0.5 else 1
+        ticks = [tenth / 10 for tenth in range(-10, 11, step) if self.floor <= tenth / 10 <= self.ceiling]
         return (
             alt.Y("value:Q")
-            .scale(domain=[self.floor, 1.0], nice=False)
-            .axis(format=".1f", values=[step / 10 for step in range(-10, 11, 2) if step / 10 >= self.floor])
+            .scale(domain=[self.floor, self.ceiling], nice=False)
+            .axis(format=".1f", values=ticks)
             .title(title)
         )
 
     def label_rows(self, series: Sequence[Series]) -> list[dict[str, Any]]:
         """Put every line's name beside its end, moved apart so that no two touch."""
-        span = 1.0 - self.floor
+        span = self.ceiling - self.floor
         ends = sorted(
             ((line, *line.points[-1]) for line in series), key=lambda end: end[2].value, reverse=True
         )
-        wanted = [(1.0 - end[2].value) / span * PLOT_HEIGHT for end in ends]
+        wanted = [(self.ceiling - end[2].value) / span * PLOT_HEIGHT for end in ends]
         placed = _spread(wanted, gap=LABEL_GAP, low=4, high=PLOT_HEIGHT - 4)
         return [
             {
-                "batch_size": size,
+                self.across.field: place,
                 "value": estimate.value,
-                "label_value": 1.0 - at / PLOT_HEIGHT * span,
+                "label_value": self.ceiling - at / PLOT_HEIGHT * span,
                 "series": line.key,
                 "name": line.name,
                 "short_name": line.short_name,
             }
-            for (line, size, estimate), at in zip(ends, placed, strict=True)
+            for (line, place, estimate), at in zip(ends, placed, strict=True)
         ]
 
 
@@ -150,10 +215,10 @@ def _span(block: Sequence[float], gap: float, low: float, high: float) -> tuple[
     return start, start + length
 
 
-def _rows(series: Sequence[Series]) -> list[dict[str, Any]]:
+def _rows(series: Sequence[Series], across: Across) -> list[dict[str, Any]]:
     return [
         {
-            "batch_size": size,
+            across.field: place,
             "series": line.key,
             "name": line.name,
             "value": estimate.value,
@@ -163,7 +228,7 @@ def _rows(series: Sequence[Series]) -> list[dict[str, Any]]:
             "barred": line.barred,
         }
         for line in series
-        for size, estimate in line.points
+        for place, estimate in line.points
     ]
 
 
@@ -183,13 +248,14 @@ def draw_lines(
     dataset: str,
     marked: Sequence[Series] | None = None,
     labels_for: Sequence[Series] | None = None,
+    point_size: float = 36,
 ) -> list[alt.Chart]:
     """Layer bands, lines, points with error bars, and names; ``marked`` are the points, if not all."""
     import altair as alt
 
     labels_for = series if labels_for is None else labels_for
     marked = series if marked is None else marked
-    keys = [line.key for line in labels_for]
+    keys, ground = [line.key for line in labels_for], palette.background
     colour = alt.Color("series:N").scale(domain=keys, range=[line.colour for line in labels_for]).legend(None)
 
     def drawn(channel: Any, values: Sequence[Any]) -> Any:
@@ -197,8 +263,8 @@ def draw_lines(
         return channel("series:O").scale(domain=keys, range=list(values)).legend(None)
 
     x, y = axis.x(), axis.y(value_title)
-    lines = datasets.chart(dataset, _rows(series))
-    points = datasets.chart(f"{dataset}_points", _rows(marked))
+    lines = datasets.chart(dataset, _rows(series, axis.across))
+    points = datasets.chart(f"{dataset}_points", _rows(marked, axis.across))
     names = datasets.chart(f"{dataset}_names", axis.label_rows(labels_for))
     bounded = alt.datum.low != None  # noqa: E711  (a Vega expression)
     label_x: Any = axis.from_right(26)
@@ -238,15 +304,14 @@ def draw_lines(
             color=colour,
         ),
         # Last, so that nothing lies between a point and the pointer.
-        points.mark_point(
-            filled=True, size=36, opacity=1, stroke=palette.background, strokeWidth=0.75
-        ).encode(
+        points.mark_point(size=point_size, opacity=1, strokeWidth=point_size / 36).encode(
             x=x,
             y=y,
-            color=colour,
+            fill=drawn(alt.Fill, [ground if line.hollow else line.colour for line in labels_for]),
+            stroke=drawn(alt.Stroke, [line.colour if line.hollow else ground for line in labels_for]),
             tooltip=[
                 alt.Tooltip("name:N", title="series"),
-                alt.Tooltip("batch_size:Q", title="batch size N", format="d"),
+                alt.Tooltip(f"{axis.across.field}:Q", title=axis.across.title, format=axis.across.format),
                 alt.Tooltip("value:Q", title="value", format=".4f"),
                 alt.Tooltip("interval:N", title="interval"),
             ],
@@ -254,17 +319,17 @@ def draw_lines(
     ]
 
 
-def describe(opening: str, series: Sequence[Series]) -> str:
+def describe(opening: str, series: Sequence[Series], across: Across = BATCH_SIZES) -> str:
     """Say in words what the chart shows, for those who cannot see it."""
     sentences = [opening]
+    # Python's format leaves off what Vega's needs a tilde for: zeros at the end.
+    place_format = across.format.replace("~", "")
     for line in series:
-        (first_size, first), (last_size, last) = line.points[0], line.points[-1]
-        if first_size == last_size:
-            sentences.append(f"{line.name}: {first.value:.3f} at N = {first_size}.")
-        else:
-            sentences.append(
-                f"{line.name}: {first.value:.3f} at N = {first_size} to {last.value:.3f} at N = {last_size}."
-            )
+        ends = dict.fromkeys((line.points[0], line.points[-1]))
+        said = [
+            f"{estimate.value:.3f} at {across.symbol} = {place:{place_format}}" for place, estimate in ends
+        ]
+        sentences.append(f"{line.name}: {' to '.join(said)}.")
     if not series:
         sentences.append("Nothing has been measured yet.")
     return " ".join(sentences)

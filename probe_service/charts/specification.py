@@ -12,7 +12,18 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec
 if TYPE_CHECKING:
     import altair as alt
 
-__all__ = ["PALETTES", "Datasets", "Palette", "Spec", "Theme", "Width", "finish", "one_at_a_time"]
+__all__ = [
+    "PALETTES",
+    "Datasets",
+    "Palette",
+    "Spec",
+    "Theme",
+    "Width",
+    "blend",
+    "contrast",
+    "finish",
+    "one_at_a_time",
+]
 
 Spec = dict[str, Any]
 """A Vega-Lite specification as plain JSON values."""
@@ -46,8 +57,16 @@ class Palette:
     noise: str
     share: str
     worst: str
+    inferred: str
+    scenario: str
     budget: str
     limit: str
+    pale: str
+    """Of a small batch; `strong` of a large one."""
+    strong: str
+    wash: str
+    """Of no harm; `harm` of the most."""
+    harm: str
 
 
 PALETTES = {
@@ -64,8 +83,14 @@ PALETTES = {
         noise="#8a6200",
         share="#0072b2",
         worst="#a8487f",
+        inferred="#8a6200",
+        scenario="#6e7781",
         budget="#c44e00",
         limit="#00795a",
+        pale="#4292c6",
+        strong="#08306b",
+        wash="#f1f3f5",
+        harm="#b84700",
     ),
     Theme.DARK: Palette(
         background="#14181d",
@@ -80,8 +105,14 @@ PALETTES = {
         noise="#e6b422",
         share="#56b4e9",
         worst="#e08dbd",
+        inferred="#e6b422",
+        scenario="#9aa4ae",
         budget="#ff8a3d",
         limit="#2fc79a",
+        pale="#3d7fb5",
+        strong="#d6ebff",
+        wash="#20262d",
+        harm="#ff8a3d",
     ),
 }
 
@@ -114,6 +145,28 @@ def one_at_a_time(build: Callable[_Arguments, Spec]) -> Callable[_Arguments, Spe
             return build(*args, **kwargs)
 
     return alone
+
+
+def blend(first: str, second: str, share: float) -> str:
+    """The colour that lies `share` (0–1) of the way from one ``#rrggbb`` to another, as Vega's scales blend them."""
+    ends = zip(_channels(first), _channels(second), strict=True)
+    return "#" + "".join(f"{round(a + (b - a) * share):02x}" for a, b in ends)
+
+
+def contrast(one: str, other: str) -> float:
+    """WCAG's contrast of two ``#rrggbb``, 1–21."""
+    dark, light = sorted(map(_luminance, (one, other)))
+    return (light + 0.05) / (dark + 0.05)
+
+
+def _luminance(colour: str) -> float:
+    shares = [channel / 255 for channel in _channels(colour)]
+    red, green, blue = (s / 12.92 if s <= 0.04045 else ((s + 0.055) / 1.055) ** 2.4 for s in shares)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def _channels(colour: str) -> list[int]:
+    return [int(colour[start : start + 2], 16) for start in (1, 3, 5)]
 
 
 def finish(
@@ -156,7 +209,15 @@ def _config(palette: Palette) -> dict[str, Any]:
             "domainColor": palette.muted,
             "tickColor": palette.muted,
         },
-        "legend": {"labelColor": palette.ink, "labelFontSize": 11, "labelLimit": 220, "offset": 6},
+        "legend": {
+            "labelColor": palette.ink,
+            "labelFontSize": 11,
+            "labelLimit": 220,
+            "titleColor": palette.ink,
+            "titleFontSize": 11,
+            "titleFontWeight": "normal",
+            "offset": 6,
+        },
         "title": {
             "color": palette.ink,
             "subtitleColor": palette.muted,

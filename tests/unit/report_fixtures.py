@@ -717,7 +717,7 @@ def with_details(report: ProbeReport, *, texts: Sequence[str], sources: Sequence
         known, size = point.false_negative_softmax_share, point.batch_size
         assert known is not None
         detail = {
-            "per_device_batch_size": size // 4,
+            "per_device_batch_size": size // 2,
             "candidates_per_anchor": 3 * size - 1,
             "inferred_share": estimate(known.value + 0.04, 0.004, ceiling=1.0),
             "borrowed_share": min(1.0, known.value + 0.08 + size / 4000),
@@ -734,7 +734,7 @@ def with_details(report: ProbeReport, *, texts: Sequence[str], sources: Sequence
     return report.model_copy(
         update={
             "request": report.request.model_copy(
-                update={"sampler": SamplerOptions(kind=SamplerKind.NO_DUPLICATES, world_size=4, gather=True)}
+                update={"sampler": SamplerOptions(kind=SamplerKind.NO_DUPLICATES, world_size=2, gather=True)}
             ),
             "corpus": report.corpus.model_copy(
                 update={
@@ -795,12 +795,12 @@ def with_details(report: ProbeReport, *, texts: Sequence[str], sources: Sequence
             "advice": report.advice.model_copy(
                 update={
                     "n_max": BatchSizeLimit(
-                        value=12,
-                        per_device=3,
+                        value=4,
+                        per_device=2,
                         tested_up_to=max(sizes),
                         every_integer=False,
                         exceeded=True,
-                        reason="the upper limit of S is at most 0.2 at 12 rows, and 0.21 at 16",
+                        reason="the upper limit of S is at most 0.2 at 4 rows, and 0.21 at 5",
                     ),
                     "remedies": remedies(share, report.corpus.columns.group or "text"),
                     "starvation_floor": StarvationFloor(
@@ -819,7 +819,7 @@ def with_details(report: ProbeReport, *, texts: Sequence[str], sources: Sequence
                         "Cost: from 16 to 256 rows the share goes up.",
                         "Gain: the negatives that an anchor effectively learns from go from 5.6 to 22.1.",
                     ],
-                    "snippet": "args = Arguments(per_device_train_batch_size=3)\n",
+                    "snippet": "args = Arguments(per_device_train_batch_size=2)\n",
                 }
             ),
         }

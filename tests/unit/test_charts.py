@@ -15,12 +15,21 @@ import pytest
 from probe_service import charts
 from probe_service.charts import Theme
 from probe_service.errors import ServiceError
-from probe_service.schemas import AuditedShare, AuditLabels, AuditReport, BatchSizeLimit, Estimate
+from probe_service.schemas import (
+    AuditedShare,
+    AuditLabels,
+    AuditReport,
+    BatchSizeLimit,
+    Estimate,
+    SharesByTemperature,
+)
 from tests.unit.report_fixtures import (
     REPORTS,
     all_equal_report,
     certain_report,
+    detailed_report,
     full_report,
+    harm,
     hostile_report,
     null_ranks_report,
     single_size_report,
@@ -44,9 +53,20 @@ def share(report, **options):
     )
 
 
+def temperatures(report, **options):
+    assert report.shares_by_temperature is not None
+    options = {"theme": Theme.LIGHT, "width": 760, **options}
+    return charts.temperature_chart(
+        report.shares_by_temperature,
+        temperature=report.sampling.temperature,
+        budget=report.advice.budget,
+        **options,
+    )
+
+
 def all_charts(report, theme=Theme.LIGHT, width=760):
     advice = report.advice
-    return {
+    found = {
         "similarity": charts.similarity_chart(report.curve, theme=theme, width=width),
         "share": charts.share_chart(
             report.curve, scan=report.scan, budget=advice.budget, n_max=advice.n_max, theme=theme, width=width
@@ -58,6 +78,11 @@ def all_charts(report, theme=Theme.LIGHT, width=760):
             width=width,
         ),
     }
+    if report.shares_by_temperature is not None:
+        found["temperature"] = temperatures(report, theme=theme, width=width)
+    if report.harm is not None:
+        found["sources"] = charts.source_chart(report.harm, theme=theme, width=width)
+    return found
 
 
 def marks(spec, kind):
@@ -199,6 +224,113 @@ def test_incomplete_evidence_shows_the_worst_case_and_says_lower_bound():
     assert {row["name"] for row in rows(spec, "share", series="share")} == {"known pairs only (lower bound)"}
 
 
+def test_what_chains_add_is_a_line_and_the_borrowed_curve_a_scenario():
+    report = detailed_report()
+    spec = share(report, width=760)
+    for point in report.curve:
+        (inferred,) = rows(spec, "share_points", batch_size=point.batch_size, series="inferred")
+        assert (inferred["value"], inferred["low"], inferred["high"]) == (
+            point.inferred_share.value,
+            point.inferred_share.low,
+            point.inferred_share.high,
+        )
+        (scenario,) = rows(spec, "share_points", batch_size=point.batch_size, series="borrowed")
+        assert (scenario["value"], scenario["low"]) == (point.borrowed_share, None)
+        assert scenario["name"].startswith("scenario")
+        assert scenario["interval"] == "none: a scenario, no estimate"
+    grey, ground = "#6e7781", "#ffffff"
+    rings = [item for item in marks(spec, "symbol") if item["stroke"] == grey]
+    assert [ring["fill"] for ring in rings] == [ground] * 3
+    assert not [item for item in marks(spec, "symbol") if item["fill"] == grey]  # no point like a result's
+    (line,) = [item for item in marks(spec, "line") if item["stroke"] == grey][:1]
+    assert line["strokeDash"] == [1.5, 3]
+    # Where there is neither, there is no line.
+    assert {row["series"] for row in spec["datasets"]["share"]} == {
+        "share", "worst_case", "inferred", "borrowed",
+    }  # fmt: skip
+    assert {row["series"] for row in share(certain_report())["datasets"]["share"]} == {"share", "worst_case"}
+
+
+def test_temperatures_have_a_line_for_each_size_and_the_reports_own_is_marked():
+    report = detailed_report()
+    shares = report.shares_by_temperature
+    spec = temperatures(report)
+    for at, size in enumerate(shares.batch_sizes):
+        for kind, table in (("share", shares.share), ("worst_case", shares.worst_case)):
+            drawn = rows(spec, "temperatures", series=f"{kind}_{size}")
+            assert {row["temperature"]: row["value"] for row in drawn} == {
+                temperature: row[at] for temperature, row in zip(shares.temperatures, table, strict=True)
+            }
+    # From 0.2 at the left to 0.01 at the right over 760 − 190 pixels.
+    upright = [item for item in marks(spec, "rule") if item.get("y") == 0 and item.get("y2") == 320]
+    assert [item["x"] for item in upright] == [
+        pytest.approx(math.log(0.2 / 0.05) / math.log(20) * 570, abs=0.51)
+    ]
+    assert "T = 0.05 (this report)" in [item.get("text") for item in marks(spec, "text")]
+    # The highest value is 0.54 × 1.29 = 0.70, so that the axis ends at 0.8.
+    level = [item for item in marks(spec, "rule") if item.get("x2") == 570 and item.get("strokeDash")]
+    assert [item["y"] for item in level] == [pytest.approx((0.8 - 0.2) / 0.8 * 320, abs=0.51)]
+
+
+def test_of_many_sizes_six_have_a_line_at_other_temperatures():
+    sizes = [2**power for power in range(1, 12)]
+    shares = SharesByTemperature(
+        temperatures=[0.05, 0.1],
+        batch_sizes=sizes,
+        share=[[size / 4096 for size in sizes], [size / 8192 for size in sizes]],
+        worst_case=None,
+    )
+    spec = charts.temperature_chart(shares, temperature=2.0, budget=0.2, theme=Theme.DARK, width=760)
+    assert {row["series"] for row in spec["datasets"]["temperatures"]} == {
+        f"share_{size}" for size in (2, 8, 32, 128, 512, 2048)
+    }
+    # A temperature beyond the table is still within the axis.
+    (upright,) = [item for item in marks(spec, "rule") if item.get("y") == 0 and item.get("y2") == 320]
+    assert upright["x"] == pytest.approx(0, abs=0.51)
+
+
+def test_sources_add_up_to_the_share_and_say_how_much_of_each_push_is_false():
+    spec = charts.source_chart(detailed_report().harm, theme=Theme.LIGHT, width=760)
+    cells = spec["datasets"]["sources"]
+    assert len(cells) == 9
+    assert sum(cell["false_push_share"] for cell in cells) == pytest.approx(0.03)
+    # A ninth of the push each; .02 / 3 of it false within a source, .01 / 6 between two.
+    for cell in cells:
+        within = cell["anchor_source"] == cell["candidate_source"]
+        assert cell["words"] == ("0.06" if within else "0.02")
+        assert cell["false_share"] == ("0.0600" if within else "0.0150")
+    assert "0.0067 from anchors of chat on candidates of chat" in spec["description"]
+
+
+def test_small_sources_are_added_up_and_alike_ones_told_apart():
+    many = [f"source {number:02}" for number in range(20)]
+    whole = harm(["a"], many)
+    spec = charts.source_chart(whole, theme=Theme.LIGHT, width=330)
+    cells = spec["datasets"]["sources"]
+    assert len(cells) == 16 * 16
+    assert sum(cell["false_push_share"] for cell in cells) == pytest.approx(0.03)
+    (rest,) = rows(spec, "sources", anchor_source="5 others", candidate_source="5 others")
+    assert rest["push_share"] == pytest.approx(25 / 400)
+    assert [layer["mark"]["type"] for layer in spec["layer"]] == ["rect"]  # no room for words
+    alike = charts.source_chart(harm(["a"], ["x\x07", "x\x08"]), theme=Theme.LIGHT)
+    assert {cell["anchor_source"] for cell in alike["datasets"]["sources"]} == {"x\ufffd", "x\ufffd (2)"}
+
+
+def test_the_figure_in_a_cell_can_be_read_on_its_colour():
+    for theme in Theme:
+        spec = charts.source_chart(detailed_report().harm, theme=theme, width=760)
+        grounds = [item for item in marks(spec, "rect") if isinstance(item["fill"], str)]
+        words = [item for item in marks(spec, "text") if item.get("text") in ("0.06", "0.02")]
+        assert len(words) == 9
+        for word in words:
+            (ground,) = [
+                item
+                for item in grounds
+                if 0 < word["x"] - item["x"] < item["width"] and 0 < word["y"] - item["y"] < item["height"]
+            ]
+            assert contrast(hexadecimal(word["fill"]), hexadecimal(ground["fill"])) >= 4.5
+
+
 def test_a_running_job_draws_what_it_has():
     curve = full_report().curve
     for part in ([], curve[:1], curve[:2]):
@@ -306,15 +438,24 @@ def luminance(colour):
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
+def hexadecimal(colour):
+    """#rrggbb of that or of rgb(r, g, b)."""
+    if colour.startswith("#"):
+        return colour
+    return "#" + "".join(f"{int(part):02x}" for part in colour[4:-1].split(","))
+
+
 def contrast(one, other):
     light, dark = sorted((luminance(one), luminance(other)), reverse=True)
     return (light + 0.05) / (dark + 0.05)
 
 
 @pytest.mark.parametrize("theme", Theme)
-@pytest.mark.parametrize("name", ["full", "certain"])
+@pytest.mark.parametrize("name", ["full", "detailed"])
 def test_series_and_words_stand_out_from_the_background(theme, name):
-    for spec in all_charts(REPORTS[name](), theme).values():
+    for kind, spec in all_charts(REPORTS[name](), theme).items():
+        if kind == "sources":
+            continue  # the colour of no harm is meant to be faint
         background = spec["config"]["background"]
         found = set()
         for layer in spec["layer"]:
