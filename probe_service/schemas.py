@@ -834,6 +834,10 @@ class Phase(StrEnum):
     ADVISING = "advising"
     DRAWING = "drawing"
     """Pairs of an audit."""
+    TUNING = "tuning"
+    """The learning rates of a trial."""
+    TRAINING = "training"
+    """The cells of a trial."""
 
 
 class Progress(Noun):
@@ -1087,4 +1091,191 @@ class ComparisonReport(Noun):
     rows: RowOverlap
     sizes: list[SizeComparison]
     headline: str
+    warnings: list[ReportWarning]
+
+
+# ------------------------------------------------------------------------------------------------------ the trial
+
+
+class TrialMode(StrEnum):
+    """What a trial trains."""
+
+    HEAD = "head"
+    """A linear or MLP head on the encoder's frozen vectors."""
+    FULL = "full"
+    """The whole encoder: pairs, or sentences whose positive is themselves under another dropout."""
+    IMAGES = "images"
+    """A small CNN on two views of scikit-learn's digits; needs no corpus."""
+
+
+class TrialLossKind(StrEnum):
+    """A loss to try (docs/losses.md)."""
+
+    INFONCE = "infonce"
+    GS_INFONCE = "gs_infonce"
+    GS_INFONCE_CONTROL = "gs_infonce_control"
+    """GS-InfoNCE with the expected value of the noise in its place."""
+    FLATNCE = "flatnce"
+    ORACLE_MASKING = "oracle_masking"
+    """InfoNCE without the known false negatives: what it gains over InfoNCE is the harm that they do."""
+
+
+class TrialLoss(Noun):
+    """One of the losses that a trial compares."""
+
+    kind: TrialLossKind
+    noise_per_anchor: float = Field(
+        3.0, gt=0, le=64, description="M / N of GS-InfoNCE and its control; the paper takes 3."
+    )
+
+    @property
+    def name(self) -> str:
+        """Tells the losses of a trial apart; with M / N where that is not the paper's."""
+        return self.kind if self.noise_per_anchor == 3.0 else f"{self.kind}_x{self.noise_per_anchor:g}"
+
+
+class TrialRequest(Noun):
+    """What to try: every loss at every batch size and temperature, with every seed."""
+
+    mode: TrialMode = TrialMode.HEAD
+    encoder: str | None = Field(None, description="As in ProbeRequest: what is frozen, or trained on.")
+    corpus: CorpusOptions = CorpusOptions()
+    held_out_where: dict[str, str] = Field(
+        default_factory=dict,
+        description="Evaluate on the rows whose column has this value, e.g. {'split': 'test'}, read with the options of"
+        " `corpus` but for its own `where`. Empty: hold out a share of the groups, or of the pairs.",
+    )
+    held_out_share: float = Field(
+        0.2, gt=0, lt=1, description="Of the rows; without effect where held_out_where is given."
+    )
+    losses: tuple[TrialLoss, ...] | None = Field(
+        None, description="Null: all five; oracle_masking only where false negatives are known."
+    )
+    batch_sizes: tuple[int, ...] | None = Field(None, description="Null: those of the mode that fit.")
+    temperatures: tuple[float, ...] | None = Field(None, description="Null: that of the mode.")
+    num_seeds: int = Field(5, ge=1, le=100, description="Runs of each loss, batch size and temperature.")
+    steps: int | None = Field(
+        None, ge=1, description="Optimisation steps of every cell: arms that take equally many are compared."
+    )
+    examples: int | None = Field(
+        None, ge=1, description="Instead of steps: anchors that every cell sees, examples / N steps of N."
+    )
+    learning_rates: tuple[float, ...] | None = Field(
+        None,
+        description="Each loss takes the best of these, found on rows of its own with one seed, at the smallest and at the"
+        " largest batch; sizes between go between in proportion to log N. One alone is not tuned. Null: three of the mode.",
+    )
+    head: Literal["linear", "mlp"] = Field("linear", description="Of the mode `head`.")
+    head_width: int = Field(128, ge=2, le=4096, description="Length of the vectors that the head gives.")
+    recall_at: int = Field(10, ge=1, le=1000, description="k of recall@k.")
+    seed: int = Field(0, ge=0, lt=2**63)
+
+    @field_validator("batch_sizes")
+    @classmethod
+    def _sizes_sorted_once(cls, sizes: tuple[int, ...] | None) -> tuple[int, ...] | None:
+        return ProbeRequest._sizes_sorted_once(sizes)
+
+    @field_validator("temperatures", "learning_rates")
+    @classmethod
+    def _positive_sorted_once(cls, values: tuple[float, ...] | None) -> tuple[float, ...] | None:
+        if values is None:
+            return None
+        if not values or not all(0.0 < value <= 100.0 for value in values):
+            raise ValueError("give at least one, each above 0 and at most 100")
+        return tuple(sorted(set(values)))
+
+    @model_validator(mode="after")
+    def _consistent(self) -> TrialRequest:
+        if self.steps is not None and self.examples is not None:
+            raise ValueError("give steps or examples, not both")
+        if self.losses is not None and len({loss.name for loss in self.losses}) < max(1, len(self.losses)):
+            raise ValueError("name at least one loss, and each once")
+        return self
+
+
+class TrialCurvePoint(Noun):
+    """One point of a learning curve."""
+
+    step: int
+    loss: float = Field(description="Mean of the training loss since the point before.")
+    score: float = Field(description="The trial's metric, as stated in the report.")
+
+
+class TrialCell(Noun):
+    """One training run."""
+
+    loss: str = Field(description="Name of the loss, with M / N where that is not 3.")
+    batch_size: int
+    temperature: float
+    seed: int = Field(description="From 0; cells of one seed and batch size see the same batches.")
+    learning_rate: float
+    steps: int
+    examples: int = Field(description="steps × N.")
+    scores: dict[str, float] = Field(description="Metrics on the held-out rows, by name.")
+    curve: list[TrialCurvePoint]
+
+
+class TrialFigure(Noun):
+    """What a loss reaches at one batch size and temperature: means over the seeds that have finished."""
+
+    loss: str
+    batch_size: int
+    temperature: float
+    learning_rate: float
+    num_seeds: int
+    scores: dict[str, Estimate]
+
+
+class MaskingGain(Noun):
+    """What the known false negatives cost at one batch size and temperature, and what the probe predicts."""
+
+    batch_size: int
+    temperature: float
+    predicted_share: Estimate | None = Field(
+        description="S(N) of the training rows before training; null where it is not known."
+    )
+    gain: Estimate = Field(description="Metric of oracle_masking less that of infonce, paired by seed.")
+
+
+class TunedRate(Noun):
+    """How a learning rate was chosen."""
+
+    loss: str
+    batch_size: int
+    temperature: float
+    scores: dict[str, float] = Field(description="Metric on the tuning rows by learning rate.")
+    chosen: float
+
+
+class HeldOutRows(Noun):
+    """What a trial is evaluated on."""
+
+    description: str
+    rows: int
+    queries: int = Field(description="Rows for which a right answer is among the candidates.")
+    queries_left_out: int
+
+
+class TrialReport(Noun):
+    """The result of a trial; before all cells have finished, what is known so far."""
+
+    schema_version: str = SCHEMA_VERSION
+    request: TrialRequest
+    complete: bool = Field(description="Whether every cell has finished.")
+    num_cells: int = Field(description="Cells of the whole trial.")
+    corpus: CorpusInfo | None = Field(description="Null for images.")
+    encoder: EncoderInfo | None
+    training_rows: int
+    training_rows_left_out: int = Field(description="Rows without a positive: no group, or alone in it.")
+    held_out: HeldOutRows
+    protocol: list[str] = Field(description="What was kept equal and how it was trained, in sentences.")
+    metric: str = Field(description="The score that tuning, gains and learning curves speak of.")
+    before: dict[str, float] = Field(description="The scores without training.")
+    tuned: list[TunedRate]
+    table: list[TrialFigure]
+    masking: list[MaskingGain] = Field(description="Empty unless infonce and oracle_masking were both tried.")
+    rank_correlation: float | None = Field(
+        description="Spearman's, of predicted share with gain over `masking`; null below three points."
+    )
+    cells: list[TrialCell]
     warnings: list[ReportWarning]
