@@ -953,6 +953,12 @@ class AuditRequest(Noun):
 
     labels: int = Field(200, ge=2, le=5000, description="L, pairs to draw.")
     checks: int = Field(20, ge=0, le=500, description="Hidden checks of each kind, which measure the judge.")
+    batch_size: int | None = Field(
+        None,
+        ge=2,
+        description="Draw at this size alone; null: at all sizes of the probe at once, which needs random batches"
+        " without hard negatives.",
+    )
     judge: JudgeName = Field(
         "person", description="Whose earlier answers to pairs of the same texts are used again."
     )

@@ -7,8 +7,8 @@ import { Labelling } from "./labelling.js";
 import { card, facts, figuresTable, limitInFigures, problemBox, resultLink, verdictChip, verdictList, warningsSection } from "./report.js";
 
 const POLL_MS = 700;
-const SIZES = [100, 200, 500];
-const USUAL_SIZE = 200;
+const LABELS = [100, 200, 500];
+const USUAL_LABELS = 200;
 const CHECKS = 20;
 const REPEATED_SHARE = 0.2;
 const SECONDS_A_QUESTION = 5;
@@ -28,6 +28,8 @@ export class AuditView {
     this.stop = new AbortController();
     this.chart = null;
     this.labelling = null;
+    this.sizes = []; // of the probe
+    this.isRandom = true;
     this.body = byId("audit-body");
     byId("audit-back").href = `#/probes/${encodeURIComponent(id)}`;
   }
@@ -42,6 +44,8 @@ export class AuditView {
     scrollTo(0, 0);
     await this.guarded(async () => {
       const job = await getJson(this.probePath, signal);
+      this.sizes = (job.progress?.curve ?? []).map((point) => point.batch_size);
+      this.isRandom = job.request.sampler.kind === "random";
       say(byId("audit-title"), `Audit of ${job.corpus_name}`);
       document.title = `Audit of ${job.corpus_name} · probe-service`;
       await this.look();
@@ -78,13 +82,13 @@ export class AuditView {
   // ------------------------------------------------------------------------------------------------ how much
 
   choose(problem = null) {
-    const size = (labels) => {
+    const choice = (labels) => {
       const questions = Math.round(labels * (1 + REPEATED_SHARE)) + 2 * CHECKS;
       const minutes = Math.round((questions * SECONDS_A_QUESTION) / 60);
       return h(
         "label",
         { class: "choice" },
-        h("input", { type: "radio", name: "labels", value: labels, checked: labels === USUAL_SIZE }),
+        h("input", { type: "radio", name: "labels", value: labels, checked: labels === USUAL_LABELS }),
         h("span", {}, h("strong", {}, `${labels} labels`), h("span", { class: "hint" }, `about ${questions} questions, ${minutes} minutes`)),
       );
     };
@@ -104,15 +108,32 @@ export class AuditView {
         "A fifth of the pairs comes twice, and some have a certain answer: they tell how sure the answers are. You may stop ",
         "at any time and go on later; there is a result once every question has an answer, and unsure is one.",
       ),
-      h("fieldset", { class: "plain choices" }, h("legend", { class: "hidden" }, "Number of labels"), ...SIZES.map(size)),
+      h("fieldset", { class: "plain choices" }, h("legend", { class: "hidden" }, "Number of labels"), ...LABELS.map(choice)),
+      h(
+        "div",
+        { class: "field" },
+        h("label", { for: "audit-size" }, "Batch size"),
+        h(
+          "select",
+          { id: "audit-size", name: "batch_size", "aria-describedby": "audit-size-hint" },
+          h("option", { value: "" }, "All sizes of the report at once"),
+          ...this.sizes.map((each) => h("option", { value: each, selected: !this.isRandom && each === this.sizes.at(-1) }, count(each))),
+        ),
+        h("p", { id: "audit-size-hint", class: "hint" }, "One size where batches are not random, or where rows bring hard negatives."),
+      ),
       problem && problemBox(problem),
       h("div", { class: "actions" }, h("button", { type: "submit", class: "primary" }, "Draw pairs")),
     );
     form.addEventListener("submit", (event) => {
       event.preventDefault();
-      const labels = Number(new FormData(form).get("labels"));
+      const chosen = new FormData(form);
+      const wanted = {
+        labels: Number(chosen.get("labels")),
+        batch_size: Number(chosen.get("batch_size")) || null,
+        checks: CHECKS,
+      };
       form.querySelector("button").disabled = true;
-      this.guarded(async () => this.drawing(await post(this.path, { labels, checks: CHECKS })));
+      this.guarded(async () => this.drawing(await post(this.path, wanted)));
     });
     fill(this.body, form);
   }

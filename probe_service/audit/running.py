@@ -60,6 +60,8 @@ def run_draw(
     """
     if kept.is_drawn:
         return  # a crash after the last step: what the steps left may be gone already, and is not needed
+    if wanted.batch_size is not None:
+        request = request.model_copy(update={"batch_sizes": (wanted.batch_size,)})
     scratch = kept.folder / "scratch"
     work = Workspace(request, source, name, scratch, settings, checkpoint)
     done, parts = 0, 0

@@ -15,7 +15,7 @@ from probe_service.audit import Audit, ItemKind, apply_audit
 from probe_service.cli import _run
 from probe_service.errors import InputError
 from probe_service.judges import Answer, LabelStore, Sheet
-from probe_service.schemas import AuditReport, ProbeRequest
+from probe_service.schemas import AuditReport
 
 ROWS, GROUPS = 240, 40
 SIZES = "2,8,32,64"

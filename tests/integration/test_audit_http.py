@@ -313,9 +313,12 @@ def test_labels_are_used_again_after_deletion_and_for_a_grown_corpus(service, cl
             with pytest.raises(ApiError) as gone:
                 client.audit(job)
             assert (gone.value.status, gone.value.code) == (404, "audit_not_found")
-        client.draw_audit(job, labels=LABELS, checks=CHECKS, judge=judge)
+        size = 8 if job == grown else None
+        client.draw_audit(job, labels=LABELS, checks=CHECKS, batch_size=size, judge=judge)
         assert least <= client.wait_for_audit(job, timeout_seconds=60).counts.answered <= most
-        asked_anew = private(service, job).checks_and_repeats
+        audit = private(service, job)
+        assert list(audit.design.drawn_sizes) == (SIZES if size is None else [size])
+        asked_anew = audit.checks_and_repeats
         for question in client.audit_questions(job):
             assert question.answer is None or (
                 question.id not in asked_anew and question.answer == truth(question)

@@ -297,7 +297,13 @@ class ProbeClient:
     # ------------------------------------------------------------------------------------------- audits
 
     def draw_audit(
-        self, job_id: str, *, labels: int = 200, checks: int = 20, judge: str = "person"
+        self,
+        job_id: str,
+        *,
+        labels: int = 200,
+        checks: int = 20,
+        batch_size: int | None = None,
+        judge: str = "person",
     ) -> AuditJob:
         """Have pairs of a finished probe drawn to be labelled; the same again changes nothing.
 
@@ -305,12 +311,13 @@ class ProbeClient:
             job_id: The probe, which has one audit at most.
             labels: Pairs to draw.
             checks: Hidden checks of each kind.
+            batch_size: Draw at this size alone; None: at all sizes of the probe at once.
             judge: Whose earlier answers to pairs of the same texts are used again.
 
         Raises:
             ApiError: e.g. ``job_not_ready``, or ``audit_exists`` where there is another.
         """
-        wanted = {"labels": labels, "checks": checks, "judge": judge}
+        wanted = {"labels": labels, "checks": checks, "batch_size": batch_size, "judge": judge}
         return self._noun(AuditJob, "POST", f"/v1/probes/{job_id}/audit", json=wanted)
 
     def audit(self, job_id: str) -> AuditJob:
