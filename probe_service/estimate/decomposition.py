@@ -1,8 +1,7 @@
 """Who brings the harm: S(N) cut up by row and by source, so that the parts sum to it (STATISTICS §7).
 
 Anchor i spreads a push of 1/n over its candidates, q_N(i, j) of it on candidate j. S(N) = Σ q_N(i, j) p_ij is then the sum,
-over whatever cells, of the push on false negatives in each. `DecompositionAccumulator` computes it from the histograms of all
-pairs; `SampledDecomposition` from batches of any sampler (`similarity.decompose_batches`), with intervals.
+over whatever cells, of the push on false negatives in each: computed from the histograms of all pairs.
 """
 
 from __future__ import annotations
@@ -12,23 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
 
 from probe_service.estimate.integral import Counts, Floats, Histograms, PushIntegral
-from probe_service.estimate.intervals import (
-    FEW_NONZERO,
-    Interval,
-    jackknife_ratio,
-    share_mean_interval,
-)
 
-__all__ = [
-    "Decomposition",
-    "DecompositionAccumulator",
-    "RowIntervals",
-    "SampledDecomposition",
-    "SourceCell",
-]
+__all__ = ["Decomposition", "DecompositionAccumulator"]
 
 
 @dataclass(frozen=True)
@@ -157,105 +143,6 @@ class DecompositionAccumulator:
             )
             for at, size in enumerate(self._sizes)
         ]
-
-
-@dataclass(frozen=True)
-class SourceCell:
-    """What the anchors of one source push on the candidates of another, in sampled batches.
-
-    Args:
-        push: Share of all push.
-        false: Share of all push that is in this cell and on false negatives; its sum over cells is S.
-        false_share: false / push; None where fewer than 30 batches had push in this cell, which is too few for an interval.
-    """
-
-    push: Interval
-    false: Interval
-    false_share: Interval | None
-
-
-@dataclass(frozen=True)
-class RowIntervals:
-    """What each of n rows adds to S, in sampled batches.
-
-    Args:
-        value: (n,) sums to S.
-        low, high: (n,) limits by t over batches; NaN where fewer than 30 batches held false push of this row, which is too
-            few for any.
-    """
-
-    value: Floats
-    low: Floats
-    high: Floats
-
-
-class SampledDecomposition:
-    """Adds up the parts of S over sampled batches, for any sampler.
-
-    Args:
-        rows: n, rows of the corpus.
-        sources: k, number of sources.
-    """
-
-    def __init__(self, rows: int, sources: int) -> None:
-        self._rows, self._sources = rows, sources
-        self._false: list[Floats] = []
-        self._push: list[Floats] = []
-        # Sum, sum of squares and number of values above 0, for each row: as an anchor, as a candidate.
-        self._moments = np.zeros((2, 3, rows))
-
-    def add(
-        self, rows: NDArray[np.int64], *, false: Floats, push: Floats, by_anchor: Floats, by_candidate: Floats
-    ) -> None:
-        """Take in b batches.
-
-        Args:
-            rows: (b, N) rows of each batch, each row at most once.
-            false: (b, k, k) false push by (anchor's source, candidate's source); sums to the batch's S.
-            push: (b, k, k) all push by the same; sums to 1.
-            by_anchor: (b, N) false push of each row as an anchor.
-            by_candidate: (b, N) false push that each row receives.
-        """
-        self._false.append(false)
-        self._push.append(push)
-        for side, values in enumerate((by_anchor, by_candidate)):
-            for moment, powers in enumerate((values, values**2, values > 0)):
-                self._moments[side, moment] += np.bincount(rows.ravel(), powers.ravel(), minlength=self._rows)
-
-    def cells(self, level: float) -> list[list[SourceCell]]:
-        """[anchor's source][candidate's source], intervals at `level`; ratios by jackknife over batches."""
-        false, push = np.concatenate(self._false), np.concatenate(self._push)
-        return [
-            [_cell(false[:, a, c], push[:, a, c], level) for c in range(self._sources)]
-            for a in range(self._sources)
-        ]
-
-    def by_anchor(self, level: float) -> RowIntervals:
-        """What each row as an anchor adds to S."""
-        return self._of_rows(0, level)
-
-    def by_candidate(self, level: float) -> RowIntervals:
-        """The false push that each row receives."""
-        return self._of_rows(1, level)
-
-    def _of_rows(self, side: int, level: float) -> RowIntervals:
-        batches = sum(len(part) for part in self._false)
-        total, squares, above = self._moments[side]
-        # A batch without the row is a batch in which it adds 0.
-        value = total / batches
-        variance = np.maximum(squares - batches * value**2, 0.0) / (batches - 1)
-        half = stats.t.ppf(0.5 + level / 2, batches - 1) * np.sqrt(variance / batches)
-        half[above < min(FEW_NONZERO, batches)] = np.nan
-        return RowIntervals(value, np.maximum(value - half, 0.0), value + half)
-
-
-def _cell(false: Floats, push: Floats, level: float) -> SourceCell:
-    enough = np.count_nonzero(push) >= FEW_NONZERO
-    return SourceCell(
-        push=share_mean_interval(push, level),
-        false=share_mean_interval(false, level),
-        false_share=jackknife_ratio(false, push, level).clipped(0.0, 1.0) if enough else None,
-    )
 
 
 def _quotient(part: Floats, whole: Floats) -> Floats:

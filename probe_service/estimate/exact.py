@@ -26,7 +26,6 @@ __all__ = [
     "ShareGrid",
     "SizeScan",
     "expected_maximum",
-    "kept_apart",
 ]
 
 EXACT = "exact over all pairs of the corpus"
@@ -164,8 +163,7 @@ class ShareAccumulator:
         """Take in the histograms of a block of anchors.
 
         Args:
-            candidates: (r, bins) what can be drawn beside each anchor: n − 1 others, or fewer where a sampler keeps some
-                out of its batches.
+            candidates: (r, bins) what can be drawn beside each anchor: the n − 1 others.
             known: (r, bins) known false negatives among them.
             worst: (r, bins) those and what the worst case counts; None where that is nothing.
             own: (r,) similarity of the own positives; None for sentences.
@@ -238,23 +236,6 @@ class ShareGrid:
     def shares(self) -> Floats:
         """Return (layers, temperatures, sizes) S, 0–1, once all anchors are in: known pairs, then the worst case."""
         return np.clip(self.sums / self._rows, 0.0, 1.0)
-
-
-def kept_apart(candidates: Histograms, known: Histograms, worst: Histograms) -> tuple[Histograms, Histograms]:
-    """Histograms of what an anchor can meet where a sampler never puts two known false negatives into one batch.
-
-    `ShareAccumulator.add` takes the two as `candidates` and `worst`, with nothing known among them; what is left of S is the
-    worst case of the unjudged pairs. An approximation: the others of a batch are uniform draws from the rows that the anchor
-    admits. In truth they exclude each other as well, and rows with many partners are drawn less often, so that the worst case
-    comes out low, by a share of about half the known false negatives that an anchor would meet by chance
-    (`false_negatives_per_anchor`). Where that is not small, draw batches from the sampler itself.
-
-    Args:
-        candidates: (r, bins) all negatives of each anchor.
-        known: (r, bins) known false negatives.
-        worst: (r, bins) those and what the worst case counts.
-    """
-    return candidates - known, worst - known
 
 
 def expected_maximum(candidates: Histograms, centres: Floats, batch_size: int) -> float:

@@ -18,7 +18,6 @@ from probe_service.estimate.exact import (
     ShareGrid,
     SizeScan,
     expected_maximum,
-    kept_apart,
 )
 from probe_service.settings import Settings
 from probe_service.similarity import BIN_CENTRES, measure_batches, row_histograms
@@ -216,38 +215,6 @@ def test_the_grid_of_sizes_and_temperatures_agrees_with_the_scan_and_with_batche
         np.testing.assert_allclose(found[:, row], [scan.known[at], scan.worst[at]], rtol=1e-5)
         runs = shares_of_random_batches(s, known, 20, temperature, rng, batches=2000)[:, 0]
         assert abs(found[0, row, 2] - runs.mean()) < 4 * runs.std() / len(runs) ** 0.5
-
-
-def test_keeping_known_pairs_apart_against_such_a_sampler():
-    """Sixty groups of five, a third of the rows unjudged; batches take rows in random order, but none with a partner in it."""
-    rng = np.random.default_rng(3)
-    n, size, temperature = 300, 12, 0.05
-    labels = np.where(rng.random(n) < 0.33, -1 - np.arange(n), np.arange(n) % 60)
-    known = (labels[:, None] == labels[None, :]) & others(np.eye(n))
-    s = np.where(known, 0.6, 0.25) + 0.15 * rng.standard_normal((n, n))
-    s = np.rint(np.clip(s, -1, 1) * 1024) / 1024
-    unjudged = labels < 0
-    worst = known | (unjudged[:, None] | unjudged[None, :]) & (s > 0.4) & others(s)
-    candidates, counted = kept_apart(*(histogram(s, mask) for mask in (others(s), known, worst)))
-    accumulator = ShareAccumulator(CENTRES, lowest=-1.0, rows=n, largest=size, temperature=temperature)
-    accumulator.add(candidates, 0 * candidates, counted, None, lambda: None)
-    found = ExactShares.from_sums(accumulator.sums, rows=n)
-    assert found.known[-1] == 0.0
-    x = np.exp(s / temperature)
-    np.fill_diagonal(x, 0.0)
-    shares = []
-    for _ in range(3000):
-        batch = []
-        for row in rng.permutation(n):
-            if not known[row, batch].any():
-                batch.append(row)
-            if len(batch) == size:
-                break
-        at = np.ix_(batch, batch)
-        shares.append(((x[at] * worst[at]).sum(axis=1) / x[at].sum(axis=1)).mean())
-    by_chance = (size - 1) * known.mean()
-    error = 4 * np.std(shares) / len(shares) ** 0.5
-    assert found.worst[-1] - error < np.mean(shares) < found.worst[-1] * (1 + by_chance) + error
 
 
 def test_every_size_is_known_from_some():
