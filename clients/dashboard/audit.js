@@ -297,7 +297,7 @@ function answerSection(report) {
 }
 
 function headline(limit) {
-  if (limit === null) return "The audit does not cover every batch size from 2.";
+  if (limit === null) return "The labels speak of this batch size alone.";
   if (limit.value === null) return "By the labels no batch size is shown to be safe.";
   return `By the labels, batches of up to ${count(limit.value)} rows keep within the budget.`;
 }
