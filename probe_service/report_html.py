@@ -10,8 +10,8 @@ import base64
 import functools
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +22,59 @@ from probe_service.charts import (
     render_svg,
     share_chart,
     similarity_chart,
+    source_chart,
+    temperature_chart,
     vega_bundle,
 )
-from probe_service.schemas import BatchSizeLimit, ColumnRoles, CurvePoint, Estimate, ProbeReport, Verdict
+from probe_service.report_figures import Cell, Notes, figure_cell, figure_groups, interval_methods
+from probe_service.schemas import (
+    BatchSizeLimit,
+    Chains,
+    ColumnRoles,
+    Direction,
+    Harm,
+    PartitionMode,
+    ProbeReport,
+    Remedy,
+    SamplerKind,
+    SamplerShortfall,
+    SamplingInfo,
+    StarvationFloor,
+    Verdict,
+)
 from probe_service.visible_text import visible_text
 
 __all__ = ["render_report_html"]
 
 _TEMPLATES = Path(__file__).parent / "templates"
 _STATIC_WIDTH = 760
-_SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 _SYMBOLS = {"pass": "✓", "fail": "✕", "inconclusive": "?"}
+_MOST_CELLS = 50
+"""Cells (source, source) in the table; the chart has all."""
+_SAMPLERS = {
+    SamplerKind.RANDOM: "a new random order each epoch, cut into batches",
+    SamplerKind.SEQUENTIAL: "the file's order, cut into the same batches in every epoch",
+    SamplerKind.NO_DUPLICATES: "a random order in which a row waits while one of its texts is in the batch",
+    SamplerKind.GROUPED: "each device's batch from one source",
+}
+_DIRECTIONS = {
+    Direction.QUERY_TO_DOC: "each anchor with every document",
+    Direction.QUERY_TO_QUERY: "each anchor with every other anchor",
+    Direction.DOC_TO_QUERY: "each positive with every anchor",
+    Direction.DOC_TO_DOC: "each positive with every document of another row",
+}
+_SHORTFALLS = {
+    "rows_left_out": "rows left out",
+    "rows_repeated": "places of rows that repeat",
+    "remainder_rows": "of the rest that fills no batch",
+    "rows_delayed": "rows that waited",
+    "short_batches": "batches that are short",
+    "batches_expected": "batches announced",
+    "batches_resampled": "of them with repeated rows",
+    "batches_missing": "of them missing",
+    "batches_not_dealt": "batches too few for all devices",
+    "small_sources": "sources without a full batch",
+}
 _REASONS = {
     "blank": "blank",
     "null": "null",
@@ -69,7 +111,7 @@ def render_report_html(report: ProbeReport) -> str:
     css, script = _asset("report.css"), _asset("report.js")
     # Inside a page, a script ends at the first thing that looks like its end.
     bundle = vega_bundle().replace("</script", "<\\/script").replace("<!--", "<\\!--")
-    # Text from our own files and our own charts, which hold no text of the corpus.
+    # Our own files and our own charts; of the corpus the charts hold the names of sources, as text that is escaped.
     trusted = {
         "css": Markup(css),  # noqa: S704
         "script": Markup(script),  # noqa: S704
@@ -80,15 +122,21 @@ def render_report_html(report: ProbeReport) -> str:
             for name, spec in _charts(report, theme=Theme.LIGHT, width=_STATIC_WIDTH).items()
         },
     }
-    notes = _Notes()
-    groups = _groups(report, notes)
+    notes = Notes()
+    # In the order in which the page shows them, so that the numbers of notes rise.
+    change = {
+        "drop": _drop(report, notes),
+        "remedies": [_remedy(each, notes) for each in report.advice.remedies],
+    }
+    groups = figure_groups(report, notes)
     return environment.get_template("report.html.j2").render(
         **trusted,
         **_context(report),
+        snippet=_code(report.advice.snippet),
         policy=_policy(scripts=(bundle, script), styles=(css,)),
         report=report,
         groups=groups,
-        drop=_drop(report, notes),
+        **change,
         notes=notes.texts,
         symbols=_SYMBOLS,
     )
@@ -127,7 +175,7 @@ def _json_for_script(value: object) -> str:
 
 
 def _charts(report: ProbeReport, *, theme: Theme, width: Any) -> dict[str, Spec]:
-    return {
+    found = {
         "similarity": similarity_chart(report.curve, theme=theme, width=width),
         "share": share_chart(
             report.curve,
@@ -144,6 +192,17 @@ def _charts(report: ProbeReport, *, theme: Theme, width: Any) -> dict[str, Spec]
             width=width,
         ),
     }
+    if report.shares_by_temperature is not None:
+        found["temperature"] = temperature_chart(
+            report.shares_by_temperature,
+            temperature=report.sampling.temperature,
+            budget=report.advice.budget,
+            theme=theme,
+            width=width,
+        )
+    if report.harm is not None and _by_source(report.harm):
+        found["sources"] = source_chart(report.harm, theme=theme, width=width)
+    return found
 
 
 def _specs(report: ProbeReport, *, width: Any) -> dict[str, dict[str, Spec]]:
@@ -191,18 +250,24 @@ def _context(report: ProbeReport) -> dict[str, Any]:
             }
             for pair in report.pairs[:20]
         ],
+        "chains": _chains(report.evidence.chains),
+        "harm": None if report.harm is None else _harm(report.harm),
+        "starvation": _starvation(report.advice.starvation_floor),
+        "sampler": _sampler(report),
+        "shortfall": _shortfall(report.sampling),
         "encoder_facts": _encoder_facts(report),
-        "methods": _methods(report.curve),
+        "methods": interval_methods(report.curve),
         "timings": list(report.timings.items()),
         "versions": list(report.run.versions.items()),
     }
 
 
-def _limit(n_max: BatchSizeLimit) -> dict[str, str]:
+def _limit(n_max: BatchSizeLimit) -> dict[str, Any]:
     return {
         "figure": _limit_figure(n_max),
         "name": "largest safe batch size (n_max)" if n_max.value is not None else "safe batch sizes",
         "reason": visible_text(n_max.reason),
+        "per_device": n_max.per_device if n_max.per_device != n_max.value else None,
     }
 
 
@@ -234,6 +299,126 @@ def _columns(roles: ColumnRoles) -> list[tuple[str, str]]:
         for column in ([columns] if isinstance(columns, str) else columns or ())
     ]
     return [(role, visible_text(column)) for role, column in named]
+
+
+def _chains(chains: Chains | None) -> dict[str, Any] | None:
+    if chains is None:
+        return None
+    return {
+        "components": chains.components,
+        "pairs": chains.inferred_pairs,
+        "largest": chains.largest_component_rows,
+        "listing": _Listing.of(chains.largest_component, chains.largest_component_rows),
+    }
+
+
+def _by_source(harm: Harm) -> bool:
+    return len(harm.sources) > 1
+
+
+def _harm(harm: Harm) -> dict[str, Any]:
+    worst = sorted(harm.sources, key=lambda cell: -cell.false_push_share) if _by_source(harm) else []
+    return {
+        "batch_size": harm.batch_size,
+        "share": harm.share,
+        "rows_with_half": harm.rows_with_half,
+        "unlisted": max(0, len(worst) - _MOST_CELLS),
+        "cells": [
+            {
+                "anchor": visible_text(cell.anchor_source),
+                "candidate": visible_text(cell.candidate_source),
+                "push": cell.push_share,
+                "false": cell.false_push_share,
+                "rate": f"{cell.false_push_share / cell.push_share:.3f}" if cell.push_share else "no push",
+            }
+            for cell in worst[:_MOST_CELLS]
+        ],
+        "rows": [
+            {
+                "row": row.row,
+                "text": None if row.text is None else visible_text(row.text),
+                "source": None if row.source is None else visible_text(row.source),
+                "as_anchor": row.as_anchor,
+                "as_candidate": row.as_candidate,
+            }
+            for row in harm.rows
+        ],
+    }
+
+
+def _starvation(floor: StarvationFloor | None) -> list[tuple[str, str]]:
+    if floor is None:
+        return []
+    if floor.batch_size is None:
+        found = f"none: even {floor.tested_up_to:,} rows, the largest size measured, starve"
+    elif floor.batch_size == floor.tested_from:
+        found = (
+            f"no size starves, of those measured from {floor.tested_from:,} to {floor.tested_up_to:,} rows"
+        )
+    else:
+        found = f"{floor.batch_size:,} rows; smaller batches starve"
+    positives = "the rows' positives" if floor.positives == "given" else "two passes with dropout"
+    return [
+        ("Smallest batch", found),
+        (
+            "Holds for",
+            f"a loss in {floor.dtype} at T = {floor.temperature:g}, and a mean similarity of {positives} of"
+            f" {floor.positive_similarity:.2f}; a relative error of the gradient of at most {floor.largest_error:g}",
+        ),
+    ]
+
+
+def _sampler(report: ProbeReport) -> list[tuple[str, str]]:
+    """How batches are put together and what the loss compares in them."""
+    sampler, loss, curve = report.request.sampler, report.request.loss, report.curve
+    drawn = _SAMPLERS[sampler.kind]
+    if sampler.kind is SamplerKind.GROUPED:
+        drawn += f"; sources {sampler.policy.value.replace('_', ' ')}, within a source {sampler.within_source.value}"
+    facts = [("Sampler", f"{sampler.kind.value}: {drawn}")]
+    if sampler.world_size > 1:
+        together = "compares the rows of all" if sampler.gather else "compares those of each alone"
+        sizes = _by_size((point.batch_size, point.per_device_batch_size) for point in curve)
+        facts.append(("Devices", f"{sampler.world_size}; the loss {together}; rows of one device: {sizes}"))
+    directions = " and ".join(_DIRECTIONS[direction] for direction in loss.directions)
+    apart = loss.partition_mode is PartitionMode.PER_DIRECTION and len(loss.directions) > 1
+    facts.append(("The loss compares", f"{directions}{', each in a softmax of its own' if apart else ''}"))
+    facts.append(
+        (
+            "Negatives of an anchor",
+            _by_size((point.batch_size, point.candidates_per_anchor) for point in curve),
+        )
+    )
+    return facts
+
+
+def _by_size(counts: Iterable[tuple[int, int]]) -> str:
+    return ", ".join(f"{count:,} at N = {size}" for size, count in counts)
+
+
+def _shortfall(sampling: SamplingInfo) -> dict[str, Any] | None:
+    """What an epoch leaves undone: a column for each kind of shortfall that occurs."""
+    names = {
+        name: words
+        for name, words in _SHORTFALLS.items()
+        if any(getattr(each, name) for each in sampling.shortfall)
+    }
+    if not sampling.shortfall:
+        return None
+    return {
+        "names": list(names.values()),
+        "rows": [
+            {"size": each.batch_size, "counts": [_count(each, name) for name in names]}
+            for each in sampling.shortfall
+        ],
+        "whole": sampling.shortfall[0].rows,
+    }
+
+
+def _count(shortfall: SamplerShortfall, name: str) -> str:
+    found: int | list[str] = getattr(shortfall, name)
+    if isinstance(found, int):
+        return f"{found:,}"
+    return ", ".join(map(visible_text, found)) or "none"
 
 
 def _encoder_facts(report: ProbeReport) -> list[tuple[str, str]]:
@@ -277,7 +462,31 @@ class _Listing:
         return ", ".join(map(str, self.numbers))
 
 
-def _drop(report: ProbeReport, notes: _Notes) -> dict[str, Any] | None:
+def _remedy(remedy: Remedy, notes: Notes) -> dict[str, Any]:
+    after = remedy.n_max_after
+    return {
+        "title": visible_text(remedy.title),
+        "effect": visible_text(remedy.effect),
+        "size": remedy.batch_size,
+        "before": figure_cell(remedy.share_before, "", notes),
+        "after": figure_cell(
+            remedy.share_after, "It leaves S as it is, or S was not measured; its sentence says which.", notes
+        ),
+        "n_max": Cell(
+            _limit_figure(after), None, None if after else notes.number("Only S at one size was measured.")
+        ),
+        "lost": "none" if remedy.true_push_lost is None else f"{remedy.true_push_lost:.3f}",
+        "listing": _Listing.of(remedy.rows, len(remedy.rows)),
+        "snippet": _code(remedy.snippet),
+    }
+
+
+def _code(snippet: str | None) -> str | None:
+    """Code line by line as it can be shown: a control character in a column's name stands in it as an escape already."""
+    return snippet and "\n".join(visible_text(line) for line in snippet.splitlines())
+
+
+def _drop(report: ProbeReport, notes: Notes) -> dict[str, Any] | None:
     effect = report.advice.drop_duplicates
     if effect is None or not effect.rows_to_drop:
         return None
@@ -289,261 +498,13 @@ def _drop(report: ProbeReport, notes: _Notes) -> dict[str, Any] | None:
         "listing": _Listing.of(effect.rows_to_drop, len(effect.rows_to_drop)),
         "before": _limit_figure(report.advice.n_max),
         "after": _limit_figure(effect.n_max_after),
+        "snippet": _code(effect.snippet),
         "rows": [
             {
                 "size": point.batch_size,
-                "before": _cell(before.get(point.batch_size), missing, notes),
-                "after": _cell(point.estimate, missing, notes),
+                "before": figure_cell(before.get(point.batch_size), missing, notes),
+                "after": figure_cell(point.estimate, missing, notes),
             }
             for point in effect.share_after
         ],
     }
-
-
-# ------------------------------------------------------------------------------------------ the table of figures
-
-
-@dataclass
-class _Notes:
-    """Notes under the table, each once, numbered from 1."""
-
-    texts: list[str] = field(default_factory=list)
-
-    def number(self, text: str) -> int:
-        """The number of this note, which is added if it is new."""
-        if text not in self.texts:
-            self.texts.append(text)
-        return self.texts.index(text) + 1
-
-
-@dataclass(frozen=True)
-class _Cell:
-    value: str
-    interval: str | None
-    note: int | None
-
-
-@dataclass(frozen=True)
-class _Row:
-    name: str
-    field: str
-    cells: tuple[_Cell, ...]
-
-
-@dataclass(frozen=True)
-class _Group:
-    name: str
-    rows: tuple[_Row, ...]
-
-
-_Get = Callable[[CurvePoint], Estimate | None]
-
-
-def _groups(report: ProbeReport, notes: _Notes) -> list[_Group]:
-    curve = report.curve
-    top_k = report.sampling.top_k
-    too_few = f"The batch has fewer negative pairs than the rank asks for (top k = {top_k})."
-    no_evidence = "Nothing is known about which pairs mean the same."
-    no_positive = "The rows have no positives whose similarity could be measured."
-    judged = "Every pair is judged, so there is no worst case."
-    no_mask = "No false-negative pair is known that could be masked, or too few pairs are left."
-
-    def row(name: str, figure: str, get: _Get, missing: str) -> _Row:
-        return _Row(name, figure, tuple(_cell(get(point), missing, notes) for point in curve))
-
-    def rank(index: int) -> _Get:
-        return lambda point: point.top_k[index] if index < len(point.top_k) else None
-
-    def above(index: int, figure: str) -> _Get:
-        def get(point: CurvePoint) -> Estimate | None:
-            found: Estimate | None = getattr(point.pairs_above[index], figure)
-            return found
-
-        return get
-
-    def quantile(name: str) -> _Get:
-        def get(point: CurvePoint) -> Estimate | None:
-            found: Estimate | None = None if point.xi is None else getattr(point.xi, name)
-            return found
-
-        return get
-
-    def gradient(dtype: str, name: str) -> _Get:
-        def get(point: CurvePoint) -> Estimate | None:
-            errors = (point.gradient_error or {}).get(dtype)
-            found: Estimate | None = None if errors is None else getattr(errors, name)
-            return found
-
-        return get
-
-    ranks = max((len(point.top_k) for point in curve), default=0)
-    thresholds = [item.threshold for item in curve[0].pairs_above] if curve else []
-    dtypes = sorted({dtype for point in curve for dtype in point.gradient_error or {}})
-    shown_ranks = range(ranks) if ranks <= 10 else (*range(9), ranks - 1)
-    false_negatives = (
-        row(
-            "Share of the push on same-meaning rows, S(N)",
-            "false_negative_softmax_share",
-            lambda point: point.false_negative_softmax_share,
-            no_evidence,
-        ),
-        row("The same in the worst case", "worst_case", lambda point: point.worst_case, judged),
-        row(
-            "Share of an InfoNCE update, G(N)",
-            "false_negative_gradient_share",
-            lambda point: point.false_negative_gradient_share,
-            no_positive,
-        ),
-        row(
-            "Same-meaning rows per anchor",
-            "false_negatives_per_anchor",
-            lambda point: point.false_negatives_per_anchor,
-            no_evidence,
-        ),
-        row(
-            "Share of anchors with at least one",
-            "anchors_with_false_negative",
-            lambda point: point.anchors_with_false_negative,
-            no_evidence,
-        ),
-    )
-    similarities = (
-        row(
-            f"Mean of the {top_k} largest similarities", "top_k_mean", lambda point: point.top_k_mean, too_few
-        ),
-        *(
-            row(f"Similarity of rank {index + 1}", f"top_k[{index}]", rank(index), too_few)
-            for index in shown_ranks
-        ),
-        row(
-            "Largest similarity of an anchor, on average",
-            "hardest_negative",
-            lambda point: point.hardest_negative,
-            too_few,
-        ),
-    )
-    nulls = (
-        row(
-            "Known false negatives masked",
-            "nulls.false_negatives_masked",
-            lambda point: point.nulls.false_negatives_masked,
-            no_mask,
-        ),
-        row(
-            "Random vectors, spread as the corpus",
-            "nulls.gaussian_matched",
-            lambda point: point.nulls.gaussian_matched,
-            too_few,
-        ),
-        row("Random directions", "nulls.isotropic", lambda point: point.nulls.isotropic, too_few),
-        row(
-            "Rows against Gaussian noise, mean",
-            "gaussian_similarity.mean",
-            lambda point: point.gaussian_similarity.mean,
-            too_few,
-        ),
-        row(
-            "Rows against Gaussian noise, largest",
-            "gaussian_similarity.max",
-            lambda point: point.gaussian_similarity.max,
-            too_few,
-        ),
-    )
-    pairs_above = tuple(
-        row(
-            f"{words} with similarity ≥ {threshold:g}",
-            f"pairs_above[{threshold:g}].{figure}",
-            above(index, figure),
-            too_few,
-        )
-        for index, threshold in enumerate(thresholds)
-        for figure, words in (("expected_pairs", "Pairs"), ("at_least_one", "P(at least one pair)"))
-    )
-    training = (
-        row(
-            "Negatives that count, per anchor",
-            "effective_negatives",
-            lambda point: point.effective_negatives,
-            too_few,
-        ),
-        row(
-            "Share of anchors that count",
-            "effective_anchors",
-            lambda point: point.effective_anchors,
-            no_positive,
-        ),
-        *(
-            row(f"ξ, {words}", f"xi.{name}", quantile(name), no_positive)
-            for name, words in (("p10", "lowest tenth"), ("p50", "median"), ("p90", "highest tenth"))
-        ),
-        *(
-            row(f"{words} in {dtype}", f"gradient_error.{dtype}.{name}", gradient(dtype, name), no_positive)
-            for dtype in dtypes
-            for name, words in (
-                ("infonce", "Relative error of InfoNCE gradients"),
-                ("flatnce", "Relative error of FlatNCE gradients"),
-                ("zero_loss_share", "Share of anchors whose loss rounds to 0"),
-            )
-        ),
-    )
-    if not dtypes and curve:
-        training = (*training, row("Error of gradients", "gradient_error", lambda _: None, no_positive))
-    return [
-        _Group("False negatives", false_negatives),
-        _Group("Similarity of the hardest pairs", similarities),
-        _Group("The same without false negatives, and noise", nulls),
-        _Group("Very similar pairs in a batch", pairs_above),
-        _Group("What training sees", training),
-    ]
-
-
-def _cell(estimate: Estimate | None, missing: str, notes: _Notes) -> _Cell:
-    if estimate is None:
-        return _Cell("—", None, notes.number(missing))
-    if estimate.low is None or estimate.high is None:
-        return _Cell(_number(estimate.value), None, notes.number(estimate.method))
-    return _Cell(
-        _number(estimate.value),
-        f"{_number(estimate.low)} to {_number(estimate.high)}",
-        None,
-    )
-
-
-def _number(value: float) -> str:
-    """Three decimals below 10, fewer above, powers of ten below 0.00005; a true minus sign."""
-    size = abs(value)
-    if size == 0:
-        text = "0"
-    elif size < 0.00005:
-        mantissa, exponent = f"{size:.1e}".split("e-")
-        text = f"{mantissa}·10⁻{exponent.lstrip('0').translate(_SUPERSCRIPTS)}"
-    elif size < 0.0005:
-        text = f"{size:.4f}"
-    elif size < 10:
-        text = f"{size:.3f}"
-    elif size < 100:
-        text = f"{size:.1f}"
-    else:
-        text = f"{size:,.0f}"
-    return f"−{text}" if value < 0 else text
-
-
-def _methods(curve: Sequence[CurvePoint]) -> list[str]:
-    found: dict[str, None] = {}
-    for point in curve:
-        for estimate in _estimates(point):
-            found.setdefault(visible_text(estimate.method))
-    return list(found)
-
-
-def _estimates(noun: Any) -> Iterable[Estimate]:
-    """Every estimate inside a noun, in the order of its fields."""
-    if isinstance(noun, Estimate):
-        yield noun
-    elif isinstance(noun, list | tuple):
-        for item in noun:
-            yield from _estimates(item)
-    elif isinstance(noun, dict):
-        yield from _estimates(list(noun.values()))
-    elif hasattr(type(noun), "model_fields"):
-        yield from _estimates([getattr(noun, name) for name in type(noun).model_fields])

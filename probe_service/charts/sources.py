@@ -69,9 +69,12 @@ def source_chart(harm: Harm, *, theme: Theme, width: Width = "container") -> Spe
             .scale(domain=[0, worst or 1], range=[palette.wash, palette.harm], interpolate="rgb")
             .legend(
                 orient="top",
-                title=["colour: false push, of all push", *figures],
-                gradientLength=180,
-                titleLimit=300,
+                # Not a gradient: the renderer counts those up, and the same chart would be another picture each time.
+                type="symbol",
+                symbolType="square",
+                symbolSize=150,
+                symbolStrokeWidth=0,
+                title=None,
                 format=".2~g",
                 tickCount=3,
             ),
@@ -88,7 +91,7 @@ def source_chart(harm: Harm, *, theme: Theme, width: Width = "container") -> Spe
         ink = alt.when("datum.inked").then(alt.value(palette.ink)).otherwise(alt.value(palette.background))
         words = cells.mark_text(fontSize=11, baseline="middle").encode(x=x, y=y, text="words:N", color=ink)
         layers.append(words)
-    return finish(
+    spec = finish(
         alt.layer(*layers),
         datasets,
         palette,
@@ -96,6 +99,9 @@ def source_chart(harm: Harm, *, theme: Theme, width: Width = "container") -> Spe
         height=len(names) * (36 if with_words else 22),
         description=_describe(harm, rows),
     )
+    # A title, and not the legend's, because it may begin at the left of the names.
+    title = {"text": ["colour: false push, of all push", *figures], "frame": "bounds"}
+    return {**spec, "title": {**title, "fontSize": 11, "fontWeight": "normal"}}
 
 
 def _cells(harm: Harm) -> tuple[list[str], list[dict[str, Any]]]:

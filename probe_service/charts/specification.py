@@ -209,15 +209,7 @@ def _config(palette: Palette) -> dict[str, Any]:
             "domainColor": palette.muted,
             "tickColor": palette.muted,
         },
-        "legend": {
-            "labelColor": palette.ink,
-            "labelFontSize": 11,
-            "labelLimit": 220,
-            "titleColor": palette.ink,
-            "titleFontSize": 11,
-            "titleFontWeight": "normal",
-            "offset": 6,
-        },
+        "legend": {"labelColor": palette.ink, "labelFontSize": 11, "labelLimit": 220, "offset": 6},
         "title": {
             "color": palette.ink,
             "subtitleColor": palette.muted,

@@ -22,6 +22,24 @@
     document.documentElement.dataset.charts = theme;
   }
 
+  for (const code of document.querySelectorAll("details.code")) {
+    const button = document.createElement("button");
+    button.type = "button";
+    button.className = "copy";
+    button.textContent = "Copy";
+    button.addEventListener("click", async () => {
+      const text = code.querySelector("pre");
+      try {
+        await navigator.clipboard.writeText(text.textContent);
+        button.textContent = "Copied";
+      } catch {
+        window.getSelection().selectAllChildren(text); // no clipboard here: the keyboard's copy takes it
+        button.textContent = "Selected";
+      }
+    });
+    code.append(button);
+  }
+
   // One drawing after the other; where drawing fails, the static charts stay.
   let queue = Promise.resolve();
   const enqueue = () => {

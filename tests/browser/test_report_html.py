@@ -8,6 +8,13 @@ from probe_service.report_html import render_report_html
 from tests.unit.report_fixtures import REPORTS
 
 CHARTS = ("similarity", "share", "histogram")
+WITH_DETAILS = {"detailed", "hostile"}
+
+
+def charts_of(name):
+    return (*CHARTS, "sources", "temperature") if name in WITH_DETAILS else CHARTS
+
+
 WHITE, NEAR_BLACK = "rgb(255, 255, 255)", "rgb(20, 24, 29)"
 
 
@@ -55,10 +62,11 @@ class Tab:
 
 @pytest.mark.parametrize("name", REPORTS)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_three_charts_are_drawn_and_nothing_else_happens(chromium, files, name, scheme):
+def test_charts_are_drawn_and_nothing_else_happens(chromium, files, name, scheme):
     with Tab(chromium, files / f"{name}.html", color_scheme=scheme) as tab:
         tab.wait_until_drawn(scheme)
-        for chart in CHARTS:
+        assert tab.page.locator(".chart-live svg").count() == len(charts_of(name))
+        for chart in charts_of(name):
             svg = tab.page.locator(f"#chart-{chart} .chart-live svg")
             assert svg.is_visible()
             assert svg.locator("path").count() >= 5
@@ -82,7 +90,7 @@ def test_the_page_fits_its_window(chromium, files, name, width):
     with Tab(chromium, files / f"{name}.html", viewport={"width": width, "height": 800}) as tab:
         tab.wait_until_drawn()
         assert tab.page.evaluate("document.documentElement.scrollWidth") <= width
-        for chart in CHARTS:
+        for chart in charts_of(name):
             box = tab.page.locator(f"#chart-{chart} .chart-live svg").bounding_box()
             assert box["x"] >= 0
             assert box["x"] + box["width"] <= width
@@ -120,6 +128,21 @@ def test_a_point_shows_its_figures(chromium, files):
         tooltip = tab.page.locator("#vg-tooltip-element")
         tooltip.wait_for(state="visible")
         assert "0.3100" in tooltip.inner_text()
+        assert tab.faults == []
+
+
+def test_code_is_copied_as_it_stands(chromium, files):
+    permissions = ["clipboard-read", "clipboard-write"]
+    with Tab(chromium, files / "hostile.html", permissions=permissions) as tab:
+        tab.wait_until_drawn()
+        code = tab.page.locator("details.code", has_text="NO_DUPLICATES")
+        code.locator("summary").click()
+        code.get_by_role("button", name="Copy").click()
+        code.get_by_role("button", name="Copied").wait_for()
+        assert tab.page.evaluate("navigator.clipboard.readText()") == (
+            "train_dataset = rows.select_columns(['</script><script>alert(2)</script>'])\n"
+            "args = Arguments(batch_sampler=BatchSamplers.NO_DUPLICATES)"
+        )
         assert tab.faults == []
 
 

@@ -835,7 +835,7 @@ def detailed_report() -> ProbeReport:
 
 def hostile_report() -> ProbeReport:
     """Harmful texts wherever a corpus can put text."""
-    sources = ("<b>bold</b>", "\x1b[2Jclear")
+    sources = ("<b>bold</b>", '"><img src=x onerror=alert(5)>\x1b[2Jclear')
     base = with_details(
         full_report(
             sizes=(16, 64, 256),
