@@ -216,7 +216,7 @@ def _context(report: ProbeReport) -> dict[str, Any]:
     corpus, encoder = report.corpus, report.encoder
     duplicates, truncated = corpus.duplicates, corpus.truncated
     return {
-        "limit": _limit(report.advice.n_max),
+        "limit": _limit(report),
         "incomplete": any(point.worst_case is not None for point in report.curve),
         "unjudged": _unjudged(report.evidence.unjudged_pair_share),
         "assumptions": _assumptions(report.advice.n_max, report.advice.verdicts),
@@ -262,12 +262,13 @@ def _context(report: ProbeReport) -> dict[str, Any]:
     }
 
 
-def _limit(n_max: BatchSizeLimit) -> dict[str, Any]:
+def _limit(report: ProbeReport) -> dict[str, Any]:
+    n_max = report.advice.n_max
     return {
         "figure": _limit_figure(n_max),
         "name": "largest safe batch size (n_max)" if n_max.value is not None else "safe batch sizes",
         "reason": visible_text(n_max.reason),
-        "per_device": n_max.per_device if n_max.per_device != n_max.value else None,
+        "per_device": n_max.per_device if report.request.sampler.world_size > 1 else None,
     }
 
 

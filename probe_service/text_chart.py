@@ -1,4 +1,4 @@
-"""A chart of plain characters for the terminal: similarity and share by batch size, then the verdicts."""
+"""A chart of plain characters for the terminal: similarity and share by batch size, verdicts, and what helps most."""
 
 from __future__ import annotations
 
@@ -6,12 +6,21 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from probe_service.schemas import CurvePoint, Estimate, ProbeReport, VerdictKind
+from probe_service.schemas import (
+    CurvePoint,
+    Estimate,
+    ProbeReport,
+    Remedy,
+    RemedyKind,
+    SamplerKind,
+    VerdictKind,
+)
 from probe_service.visible_text import visible_text
 
 __all__ = ["text_chart"]
 
 MIN_WIDTH = 48
+MOST_REMEDIES = 3
 _INTERVAL_FROM_WIDTH = 72
 """Columns from which there is room for intervals in figures beside the plot."""
 
@@ -30,7 +39,7 @@ class _Glyphs:
 _UNICODE = _Glyphs(value="●", dash="─", left="├", right="┤", budget="┆", unknown="░", edge="│")
 _ASCII = _Glyphs(value="o", dash="-", left="[", right="]", budget="!", unknown=":", edge="|")
 _FOLDED = str.maketrans(
-    {"≥": ">=", "≤": "<=", "–": "-", "—": "-", "−": "-", "·": "|", "’": "'", "…": "...", "ξ": "xi"}
+    {"≥": ">=", "≤": "<=", "–": "-", "—": "-", "−": "-", "·": "|", "’": "'", "…": "...", "→": "->", "ξ": "xi"}
 )
 _COLOURS = {VerdictKind.PASS: "32", VerdictKind.FAIL: "31", VerdictKind.INCONCLUSIVE: "33"}
 
@@ -72,6 +81,7 @@ def text_chart(
     text = "".join(f"{line.rstrip()}\n" for line in lines)
     if report:
         text += _verdicts(report, pen.width, use_colour=use_colour)
+        text += "".join(f"{line}\n" for line in _remedies(report.advice.remedies, pen.width))
     return _to_ascii(text) if ascii_only else text
 
 
@@ -84,6 +94,8 @@ def _heading(report: ProbeReport, width: int) -> list[str]:
         f"{visible_text(report.corpus.name, limit=60)} · {report.corpus.rows_encoded:,} rows ·"
         f" {visible_text(report.encoder.name, limit=60)} · temperature {report.sampling.temperature:g}"
     )
+    if report.sampling.sampler is not SamplerKind.RANDOM:
+        about += f" · sampler {report.sampling.sampler.value}"
     return [*textwrap.wrap(visible_text(report.advice.headline), width), *textwrap.wrap(about, width), ""]
 
 
@@ -141,11 +153,38 @@ def _verdicts(report: ProbeReport, width: int, *, use_colour: bool) -> str:
         lines += [" " * 23 + line for line in rest]
     limit = advice.n_max
     figure = "none" if limit.value is None else f"{'' if limit.exceeded else '≥ '}{limit.value}"
+    devices = report.request.sampler.world_size
+    if devices > 1 and limit.per_device is not None:
+        figure += f", {limit.per_device} a device on {devices} devices"
     said = f"Largest safe batch size (n_max): {figure}. {visible_text(limit.reason)}"
     if limit.assumption:
         said += f" Assumption: {visible_text(limit.assumption)}"
     lines += textwrap.wrap(said, width)
     return "".join(f"{line.rstrip()}\n" for line in lines)
+
+
+def _remedies(remedies: Sequence[Remedy], width: int) -> list[str]:
+    """Those that lower the upper limit of S most, the best of each kind, a line each."""
+    best: dict[RemedyKind, tuple[float, Remedy]] = {}
+    for remedy in remedies:
+        if remedy.share_after is None or _upper(remedy.share_after) >= _upper(remedy.share_before):
+            continue
+        after = _upper(remedy.share_after)
+        if remedy.kind not in best or after < best[remedy.kind][0]:
+            best[remedy.kind] = after, remedy
+    found = sorted(best.values(), key=lambda pair: pair[0])[:MOST_REMEDIES]
+    if not found:
+        return []
+    size = found[0][1].batch_size
+    lines = textwrap.wrap(f"What helps most, and the upper limit of S at {size} rows before and after", width)
+    for after, remedy in found:
+        figures = f"{_upper(remedy.share_before):>8.3f} → {after:.3f}  "
+        lines.append(figures + visible_text(remedy.title, limit=width - len(figures)))
+    return lines
+
+
+def _upper(share: Estimate) -> float:
+    return share.value if share.high is None else share.high
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,8 @@ from tests.unit.report_fixtures import (
     REPORTS,
     all_equal_report,
     certain_report,
+    detailed_report,
+    exactly,
     full_report,
     hostile_report,
     null_ranks_report,
@@ -99,6 +101,42 @@ def test_verdicts_are_listed():
     assert any(line.split()[:2] == ["16", "PASS"] for line in lines)
     assert any(line.split()[:2] == ["1024", "FAIL"] for line in lines)
     assert any("n_max): 27" in line for line in lines)
+
+
+def test_what_helps_most_is_listed():
+    # S(64) = .310 ± .004 + .02 / 64 before; 0, half of .310, .310 · .8, .310 · .9 + .0012, .310 · .95 + .001 after.
+    lines = text_chart(hostile_report()).splitlines()
+    start = lines.index("What helps most, and the upper limit of S at 64 rows before and after")
+    assert lines[start + 1 :] == [
+        "   0.314 → 0.000  Never put two rows of one group into a batch",
+        "   0.314 → 0.155  Mask candidates of similarity 0.9 or more",
+        "   0.314 → 0.248  Train at a temperature of 0.108",
+    ]
+    report = hostile_report()
+    nothing = [each for each in report.advice.remedies if each.share_after is None]
+    worse = [each.model_copy(update={"share_after": each.share_before}) for each in report.advice.remedies]
+    for remedies in (nothing, worse):
+        advice = report.advice.model_copy(update={"remedies": remedies})
+        assert "What helps" not in text_chart(report.model_copy(update={"advice": advice}))
+
+
+def test_the_best_of_each_kind_is_listed():
+    report = hostile_report()
+    *_, mask = (each for each in report.advice.remedies if each.kind == "mask")
+    stronger = mask.model_copy(update={"title": "Mask more", "share_after": exactly(0.1)})
+    advice = report.advice.model_copy(update={"remedies": [mask, stronger]})
+    lines = text_chart(report.model_copy(update={"advice": advice})).splitlines()
+    assert lines[-1] == "   0.314 → 0.100  Mask more"
+    assert "→" not in lines[-2]
+
+
+def test_devices_and_sampler_are_named_where_they_matter():
+    text = " ".join(text_chart(detailed_report()).split())
+    assert "temperature 0.05 · sampler no_duplicates" in text
+    assert "(n_max): 4, 2 a device on 2 devices." in text
+    plain = text_chart(full_report())
+    assert "sampler" not in plain
+    assert "device" not in plain
 
 
 def test_a_running_job_has_one_size_or_none():
