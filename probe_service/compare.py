@@ -190,7 +190,7 @@ class _Subject:
             evidence=self.population.evidence,
             complete=setting.complete,
             plain=setting.plain,
-            exact=all_pairs.figures(size) if all_pairs is not None and self.plan.whole_corpus else None,
+            exact=None if all_pairs is None else all_pairs.figures(size),
         )
 
     def described(self) -> ComparedSide:

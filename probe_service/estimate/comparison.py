@@ -52,7 +52,7 @@ class Side:
         complete: Whether every pair is judged.
         plain: Whether an anchor's candidates are the other rows' positives alone, so that numbers of false negatives have a
             closed form.
-        exact: Figures without Monte Carlo error, used in place of the sampled ones.
+        exact: Figures of the encoded rows without Monte Carlo error, used in place of the sampled ones.
     """
 
     whole: Measured
@@ -248,7 +248,7 @@ class _Figures:
         exact, others = self._exact, float(self._size - 1)
         share = self._bounds(
             self._known_share("false_share", self._partners, None if exact is None else exact.known),
-            self._mean("worst_share", 0.0, 1.0) if exact is None else self._settled(exact.worst, EXACT),
+            self._mean("worst_share", 0.0, 1.0, None if exact is None else exact.worst),
         )
         found = {
             "false_negative_softmax_share": share,
@@ -273,9 +273,7 @@ class _Figures:
             ),
             "top_k_mean": self._alone(self._mean("top_k", -1.0, 1.0)),
             "hardest_negative": self._alone(
-                self._mean("hardest_negative", -1.0, 1.0)
-                if exact is None
-                else self._settled(exact.hardest_negative, EXACT, -1.0)
+                self._mean("hardest_negative", -1.0, 1.0, None if exact is None else exact.hardest_negative)
             ),
         }
         return {name: bounds for name, bounds in found.items() if bounds is not None}
@@ -289,31 +287,29 @@ class _Figures:
         return None if reading is None else _Bounds(reading, reading)
 
     def _known_share(self, name: str, partners: NDArray[np.int64], exact: float | None) -> Reading | None:
-        if exact is not None:
-            return self._settled(exact, EXACT)
         if self._side.plain and self._side.pools is None and not partners.any():
-            return self._settled(0.0, NOTHING_KNOWN)
-        return self._mean(name, 0.0, 1.0)
+            return Reading(0.0, 0.0, 1.0, None, None, NOTHING_KNOWN)
+        return self._mean(name, 0.0, 1.0, exact)
 
     def _gradient_share(self) -> _Bounds | None:
-        exact = self._exact
-        if exact is not None and exact.known_update is not None and exact.worst_update is not None:
-            return self._bounds(
-                self._settled(exact.known_update, EXACT), self._settled(exact.worst_update, EXACT)
-            )
+        def ratio(name: str, exact: float | None) -> Reading | None:
+            columns = (name, "update_weight")
+            return self._sampled(lambda m: np.stack([m[each] for each in columns], axis=1), 0.0, 1.0, exact)
 
-        def ratio(name: str) -> Reading | None:
-            return self._sampled(lambda m: np.stack([m[name], m["update_weight"]], axis=1), 0.0, 1.0)
+        known, worst = (
+            (None, None) if self._exact is None else (self._exact.known_update, self._exact.worst_update)
+        )
+        return self._bounds(ratio("false_update", known), ratio("worst_update", worst))
 
-        return self._bounds(ratio("false_update"), ratio("worst_update"))
-
-    def _mean(self, name: str, low: float, high: float) -> Reading | None:
+    def _mean(self, name: str, low: float, high: float, exact: float | None = None) -> Reading | None:
         # The mean over several columns (the k ranks) is one value of each batch.
         return self._sampled(
-            lambda m: m[name].reshape(len(m[name]), -1).mean(axis=1, keepdims=True), low, high
+            lambda m: m[name].reshape(len(m[name]), -1).mean(axis=1, keepdims=True), low, high, exact
         )
 
-    def _sampled(self, columns: Callable[[Measured], Floats], low: float, high: float) -> Reading | None:
+    def _sampled(
+        self, columns: Callable[[Measured], Floats], low: float, high: float, exact: float | None
+    ) -> Reading | None:
         def value(batches: Floats) -> float:
             sums = batches.mean(axis=0)
             return float(sums[0] / sums[1]) if len(sums) == 2 else float(sums[0])
@@ -322,10 +318,9 @@ class _Figures:
         if np.isnan(batches).any() or (batches.shape[1] == 2 and not batches[:, 1].sum() > 0):
             return None
         in_pools = None if pools is None else np.array([value(columns(pool)) for pool in pools])
+        if exact is not None:
+            return Reading(exact, low, high, None, in_pools, EXACT)
         return Reading(value(batches), low, high, batches, in_pools)
-
-    def _settled(self, value: float, method: str, low: float = 0.0) -> Reading:
-        return Reading(value, low, 1.0, None, None, method)
 
     def _closed(self, form: Callable[[NDArray[np.int64], int], float], high: float) -> Reading:
         side = self._side

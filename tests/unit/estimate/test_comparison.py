@@ -359,6 +359,23 @@ def test_exact_figures_are_used_where_both_sides_have_them():
     assert one_sided.width_share is not None
 
 
+def test_of_a_sample_the_value_is_exact_and_the_spread_that_of_the_sub_pools():
+    rng = np.random.default_rng(15)
+    evidence = Evidence.from_keys(None, None, list("gghkgghk"))
+    pools = [[columns(rng, 10, 4) for _ in range(20)] for _ in range(2)]
+    rows = [np.arange(8)] * 20
+    a, b = (
+        Side(
+            columns(rng, 80, 4), of_side, rows, evidence, True, True, ExactFigures(s, s, s, s, s, np.zeros(0))
+        )
+        for of_side, s in zip(pools, (0.1, 0.15), strict=True)
+    )
+    found = compare_figures(4, a, b, coupled=True)["false_negative_softmax_share"].difference
+    apart = [y["false_share"].mean() - x["false_share"].mean() for x, y in zip(*pools, strict=True)]
+    half = stats.t.ppf(0.975, 19) * np.std(apart, ddof=1) / math.sqrt(20)
+    assert (found.value, found.high) == (pytest.approx(0.05), pytest.approx(0.05 + half))
+
+
 @pytest.mark.parametrize("coupled", [True, False])
 def test_unjudged_pairs_leave_bounds_for_the_difference(coupled):
     rng = np.random.default_rng(12)
