@@ -133,6 +133,16 @@ def test_run_writes_report_html_and_charts_and_json_alone_on_stdout(planted, hom
     assert (home / "c.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_run_probes_as_training_draws_batches(planted, capsys):
+    training = ["--sampler", "sequential", "--world-size", "2", "--gather"]
+    assert _run(["run", planted, *GROUPED, *training, "--batch-sizes", "50,100"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "sampler sequential" in said
+    # In file order the copies stand 50 rows apart: none meet within 50 rows, all pairwise within 100.
+    assert "a device on 2 devices" in said
+    assert "50 0.000 0.000 to 0.000" in said
+
+
 def test_environment_twins(planted, home, monkeypatch, capsys):
     monkeypatch.setenv("PROBE_BATCH_SIZES", "8,32")
     monkeypatch.setenv("PROBE_KIND", "embeddings")
