@@ -72,6 +72,18 @@ class Sizes(click.ParamType[tuple[int, ...]]):
             self.fail(f"{value!r} is not a list of whole numbers such as 16,64,256", param, ctx)
 
 
+class _Directions(click.ParamType[tuple[str, ...]]):
+    """What a loss compares with what, as ``query_to_doc,doc_to_query``."""
+
+    name = "DIRECTION,…"
+    choice = click.Choice(["query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc"])
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[str, ...]:
+        """Return the directions, or end with a usage error."""
+        parts = value if isinstance(value, tuple) else str(value).split(",")
+        return tuple(self.choice.convert(part, param, ctx) for part in parts)
+
+
 class _Condition(click.ParamType[tuple[str, str]]):
     name = "COLUMN=VALUE"
 
@@ -85,6 +97,60 @@ class _Condition(click.ParamType[tuple[str, str]]):
 
 
 _COLUMNS = ("text", "anchor", "positive", "id", "group", "label", "source", "embedding")
+
+_SAMPLER = {
+    "sampler": "kind",
+    "world_size": "world_size",
+    "gather": "gather",
+    "sampler_policy": "policy",
+    "within_source": "within_source",
+}
+"""Fields of `SamplerOptions` by the names of their options."""
+_LOSS = ("directions", "partition_mode", "train_group_size")
+
+_training_options = _all(
+    [
+        option(
+            "--sampler",
+            type=click.Choice(["random", "sequential", "no_duplicates", "grouped"]),
+            help="How training puts rows into batches [random].",
+        ),
+        option("--world-size", type=int, help="Devices that take a step together [1]."),
+        option(
+            "--gather/--no-gather",
+            default=None,
+            help="Whether the loss compares the rows of all devices: batch sizes are then those of all [no].",
+        ),
+        option(
+            "--sampler-policy",
+            type=click.Choice(["round_robin", "proportional"]),
+            help="Which source comes next, for grouped [proportional].",
+        ),
+        option(
+            "--within-source",
+            type=click.Choice(["random", "no_duplicates"]),
+            help="How grouped fills the batches of one source [random].",
+        ),
+        option("--directions", type=_Directions(), help="What the loss compares [query_to_doc]."),
+        option(
+            "--partition-mode",
+            type=click.Choice(["joint", "per_direction"]),
+            help="One softmax over all directions, or one for each [joint].",
+        ),
+        option(
+            "--train-group-size",
+            type=int,
+            help="Positive and hard negatives of a row together [one more than every row has].",
+        ),
+        option("--dropout-views", is_flag=True, help="For sentences: take s⁺ from two passes with dropout."),
+        option(
+            "--training-dtype",
+            type=click.Choice(["float32", "bfloat16", "float16"]),
+            help="In which the loss is computed [float32].",
+        ),
+    ]
+)
+"""How the training run that is probed for draws batches and computes its loss."""
 
 corpus_options = _all(
     [
@@ -100,6 +166,7 @@ corpus_options = _all(
         option("--num-repeats", type=int, help="Batches for each size, at least [100]."),
         option("--top-k", type=int, help="Ranks of the similarity curve [4]."),
         option("--temperature", type=float, help="T [0.05]."),
+        _training_options,
         option("--seed", type=int, help="[0]"),
         option(
             "--method",
@@ -150,6 +217,8 @@ def request_from(batch_sizes: tuple[int, ...] | None, options: dict[str, Any]) -
     }
     corpus |= {"columns": columns, "where": dict(options.pop("where"))}
     given = {name: value for name, value in options.items() if value is not None}
+    given["sampler"] = {field: given.pop(name) for name, field in _SAMPLER.items() if name in given}
+    given["loss"] = {name: given.pop(name) for name in _LOSS if name in given}
     try:
         return ProbeRequest.model_validate(given | {"batch_sizes": batch_sizes, "corpus": corpus})
     except ValidationError as error:
