@@ -1,4 +1,4 @@
-"""The command line: ``probe run``, ``check``, ``compare``, ``audit``, ``serve``, ``worker``, ``encoders``.
+"""The command line: ``probe run``, ``check``, ``compare``, ``audit``, ``trial``, ``serve``, ``worker``, ``encoders``.
 
 Exit status: 0 done, or the gate passed; 1 the gate failed; 2 usage or bad input; 3 inconclusive where the policy says so;
 4 and up the infrastructure (4: encoder, service or storage cannot be used; 5: an unexpected fault), so that an outage never
@@ -34,6 +34,7 @@ from probe_service.cli_options import (
 )
 from probe_service.compare_cli import compare
 from probe_service.errors import InputError, ProbeError, ServiceError
+from probe_service.trial_cli import trial
 
 if TYPE_CHECKING:
     from probe_service.schemas import ProbeReport, ProbeRequest, Verdict
@@ -217,6 +218,7 @@ def canary(name: str) -> int:
 
 cli.add_command(audit)
 cli.add_command(compare)
+cli.add_command(trial)
 
 
 # ------------------------------------------------------------------------------------------------------------- inside

@@ -23,13 +23,16 @@ __all__ = [
     "EXIT_INPUT",
     "EXIT_PASS",
     "EXIT_UNEXPECTED",
+    "Condition",
     "ProgressLine",
     "Sizes",
+    "corpus_fields",
     "corpus_options",
     "extra",
     "option",
     "output_options",
     "read_settings",
+    "reading_options",
     "request_from",
 ]
 
@@ -84,10 +87,13 @@ class _Directions(click.ParamType[tuple[str, ...]]):
         return tuple(self.choice.convert(part, param, ctx) for part in parts)
 
 
-class _Condition(click.ParamType[tuple[str, str]]):
+class Condition(click.ParamType[tuple[str, str]]):
+    """A column and the value that it must have, as ``split=train``."""
+
     name = "COLUMN=VALUE"
 
     def convert(self, value: Any, param: Any, ctx: Any) -> tuple[str, str]:
+        """Return column and value, or end with a usage error."""
         if isinstance(value, tuple):
             return value
         column, equals, wanted = str(value).partition("=")
@@ -97,6 +103,22 @@ class _Condition(click.ParamType[tuple[str, str]]):
 
 
 _COLUMNS = ("text", "anchor", "positive", "id", "group", "label", "source", "embedding")
+
+reading_options = _all(
+    [
+        option("--encoder", help="Known name, sentence-transformers model, path, or openai:MODEL@URL."),
+        *(option(f"--{name}-column", help=f"Column with the {name}.") for name in _COLUMNS),
+        option("--negative-column", multiple=True, help="Column with hard negatives; may be repeated."),
+        option("--kind", type=click.Choice(["sentences", "pairs", "tuples", "embeddings"])),
+        option("--format", type=click.Choice(["txt", "jsonl", "csv", "tsv", "parquet", "npy", "npz"])),
+        option("--where", type=Condition(), multiple=True, help="Keep rows whose column has this value."),
+        option("--label-is-meaning", is_flag=True, help="Rows with one label mean the same."),
+        option("--case-fold", is_flag=True, help="Texts that differ only in case are equal."),
+        option("--max-rows", type=int, help="Encode at most this many rows, drawn at random."),
+        option("--seed", type=int, help="[0]"),
+    ]
+)
+"""What is read and encoded, and the seed."""
 
 _SAMPLER = {
     "sampler": "kind",
@@ -154,20 +176,11 @@ _training_options = _all(
 
 corpus_options = _all(
     [
-        option("--encoder", help="Known name, sentence-transformers model, path, or openai:MODEL@URL."),
-        *(option(f"--{name}-column", help=f"Column with the {name}.") for name in _COLUMNS),
-        option("--negative-column", multiple=True, help="Column with hard negatives; may be repeated."),
-        option("--kind", type=click.Choice(["sentences", "pairs", "tuples", "embeddings"])),
-        option("--format", type=click.Choice(["txt", "jsonl", "csv", "tsv", "parquet", "npy", "npz"])),
-        option("--where", type=_Condition(), multiple=True, help="Keep rows whose column has this value."),
-        option("--label-is-meaning", is_flag=True, help="Rows with one label mean the same."),
-        option("--case-fold", is_flag=True, help="Texts that differ only in case are equal."),
-        option("--max-rows", type=int, help="Encode at most this many rows, drawn at random."),
+        reading_options,
         option("--num-repeats", type=int, help="Batches for each size, at least [100]."),
         option("--top-k", type=int, help="Ranks of the similarity curve [4]."),
         option("--temperature", type=float, help="T [0.05]."),
         _training_options,
-        option("--seed", type=int, help="[0]"),
         option(
             "--method",
             type=click.Choice(["auto", "sampled"]),
@@ -210,12 +223,7 @@ def request_from(batch_sizes: tuple[int, ...] | None, options: dict[str, Any]) -
     from probe_service.problems import translate_validation_error
     from probe_service.schemas import ProbeRequest
 
-    columns = {name: options.pop(f"{name}_column") for name in _COLUMNS}
-    columns["negatives"] = options.pop("negative_column")
-    corpus = {
-        name: options.pop(name) for name in ("kind", "format", "label_is_meaning", "case_fold", "max_rows")
-    }
-    corpus |= {"columns": columns, "where": dict(options.pop("where"))}
+    corpus = corpus_fields(options)
     given = {name: value for name, value in options.items() if value is not None}
     given["sampler"] = {field: given.pop(name) for name, field in _SAMPLER.items() if name in given}
     given["loss"] = {name: given.pop(name) for name in _LOSS if name in given}
@@ -223,6 +231,16 @@ def request_from(batch_sizes: tuple[int, ...] | None, options: dict[str, Any]) -
         return ProbeRequest.model_validate(given | {"batch_sizes": batch_sizes, "corpus": corpus})
     except ValidationError as error:
         raise translate_validation_error(error) from error
+
+
+def corpus_fields(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of `CorpusOptions` that the values of `reading_options` give; takes them out of `options`."""
+    columns = {name: options.pop(f"{name}_column") for name in _COLUMNS}
+    columns["negatives"] = options.pop("negative_column")
+    corpus = {
+        name: options.pop(name) for name in ("kind", "format", "label_is_meaning", "case_fold", "max_rows")
+    }
+    return corpus | {"columns": columns, "where": dict(options.pop("where"))}
 
 
 def read_settings(**given: Any) -> Settings:
