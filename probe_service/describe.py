@@ -179,8 +179,8 @@ def _interval_in_words(shares: Shares, *, exact_up_to: int) -> str:
         if not exact_up_to:
             return drawn
         return (
-            f"{drawn} Up to N = {exact_up_to} the values of the shares S and G, the hardest negative and the expected pairs above "
-            "a similarity come from all pairs of that sample."
+            f"{drawn} Up to N = {exact_up_to} the values of the shares S and G, the hardest negative and the expected pairs "
+            "above a similarity come from all pairs of that sample."
         )
     sampled = "Every usable row is encoded: intervals hold the Monte Carlo error of drawing batches."
     if not exact_up_to:
