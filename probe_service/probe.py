@@ -12,54 +12,21 @@ import time
 import types
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from probe_service.advise import advise, worst_case_assumption
-from probe_service.corpus import BatchSampler
-from probe_service.describe import (
-    describe_evidence,
-    describe_harm,
-    describe_sampling,
-    describe_temperatures,
-    versions,
-    warnings,
-)
-from probe_service.estimate import (
-    BorrowedCurve,
-    MatchedGaussian,
-    borrowed_curve,
-    curve_point,
-    starvation_floor,
-)
-from probe_service.measure import Batches, Histograms, ListedCurve, References, Shares, SimilarPairs, Task
-from probe_service.remedies import Remedies, training_snippet
-from probe_service.schemas import (
-    BatchSizeLimit,
-    CurvePoint,
-    DropEffect,
-    Phase,
-    ProbeReport,
-    ProbeRequest,
-    Progress,
-    RunInfo,
-    StarvationFloor,
-)
+from probe_service.describe import versions
+from probe_service.measure import Task
+from probe_service.reporting import Measurement, make_report
+from probe_service.schemas import CurvePoint, Phase, ProbeReport, ProbeRequest, Progress, RunInfo
 from probe_service.settings import Settings
-from probe_service.snippets import drop_rows
-from probe_service.workspace import Population, Workspace
+from probe_service.workspace import Workspace
 
 __all__ = ["Executor", "probe", "run_probe"]
 
 Json = Any
 Executor = Callable[..., Json]
 """Runs one step: ``execute(name, function, *json_arguments)`` returns the function's small JSON result."""
-
-SHOWN_PAIRS = 20
 
 
 def _ignore(_progress: Progress) -> None:
@@ -167,84 +134,42 @@ def run_probe(
     for part in range(work.view_parts):
         clock.step(f"compare views {part}", work.compare_views, part)
     clock.step("find the worst case's similarity", work.find_floor)
-    population = work.population
-    borrowed = borrowed_curve(work.encoder_info.name, work.encoder_info.revision)
-
-    def shares_of(rows: Population, places: NDArray[np.int64] | None) -> Shares:
-        return Shares(
-            rows,
-            work.sizes,
-            request,
-            lambda: work.training_rows(places),
-            borrowed,
-            work.scratch,
-            detailed=rows is population,
-        )
-
-    shares = shares_of(population, None)
-    distinct = None
-    if len(work.distinct_rows) < len(population) and len(work.distinct_rows) >= max(2, min(work.sizes)):
-        distinct = shares_of(work.distinct_population, work.distinct_rows)
-    gaussians = [
-        MatchedGaussian.fit(side) for side in (population.anchors, population.positives) if side is not None
+    measured = Measurement(work, request)
+    everything = [
+        *measured.first,
+        *(task for each in measured.at_sizes for task in each.tasks),
+        *measured.last,
     ]
-    at_sizes = [
-        (
-            shares.batches(size),
-            References(
-                population,
-                gaussians,
-                size,
-                temperature=request.temperature,
-                k=request.top_k,
-                scratch=work.scratch,
-            ),
-            shares.listed_curve(size),
-        )
-        for size in work.sizes
-    ]
-    pairs, histograms = SimilarPairs(work), Histograms(population, work.scratch)
-    # The points of the curve need the figures of all pairs and the list of the most similar ones, so these come first.
-    before: list[Task] = [task for task in (shares.all_pairs, shares.listing) if task is not None]
-    after = [task for task in shares.tasks(measured=work.sizes) if task not in before]
-    after += [] if distinct is None else distinct.tasks()
-    after += [pairs, histograms]
-    tasks = [*before, *(task for each in at_sizes for task in each if task is not None), *after]
-    clock.begin(Phase.MEASURING, sum(len(task.parts()) for task in tasks), "steps")
+    clock.begin(Phase.MEASURING, sum(len(task.parts()) for task in everything), "steps")
 
-    def run(task: Task) -> None:
-        for part in task.parts():
-            clock.step(f"{task.name} {part}", lambda part=part: task.run(part))
+    def run(tasks: list[Task]) -> None:
+        for task in tasks:
+            for part in task.parts():
+                clock.step(f"{task.name} {part}", lambda task=task, part=part: task.run(part))
 
-    for task in before:
-        run(task)
-    remedies = Remedies(work, request, shares, worst_case_assumption(population.floor))
-    clock.extend(sum(len(task.parts()) for task in remedies.tasks()))
-    for batches, references, listed in at_sizes:
-        run(batches)
-        run(references)
-        if listed is not None:
-            run(listed)
-        clock.curve.append(_point(batches, references, listed, shares))
-    for rest in [*after, *remedies.tasks()]:
-        run(rest)
+    run(measured.first)
+    clock.extend(sum(len(task.parts()) for task in measured.remedies.tasks()))
+    for at_size in measured.at_sizes:
+        run(at_size.tasks)
+        clock.curve.append(at_size.point())
+    run(measured.last)
+    run(measured.remedies.tasks())
 
     clock.begin(Phase.ADVISING, 1, "reports")
-    report = _report(
-        work,
-        request,
-        clock,
-        shares,
-        distinct,
-        borrowed,
-        remedies,
-        pairs,
-        histograms,
-        job_id=job_id,
-        started=started,
+    report = make_report(
+        measured,
+        clock.curve,
+        RunInfo(
+            id=job_id,
+            created_at=started,
+            finished_at=_now(),
+            host=socket.gethostname(),
+            versions=versions(),
+        ),
+        {phase: round(seconds, 3) for phase, seconds in clock.seconds.items()},
     )
     # Copied, not moved: after a crash here the report is made again from what the steps left.
-    shutil.copyfile(pairs.file, folder / "pairs.jsonl")
+    shutil.copyfile(measured.pairs.file, folder / "pairs.jsonl")
     partial = folder / "report.json.partial"
     partial.write_text(report.model_dump_json(), encoding="utf-8")
     partial.replace(finished)
@@ -325,143 +250,6 @@ class _Clock:
                 curve=list(self.curve),
             )
         )
-
-
-def _point(
-    batches: Batches, references: References, listed: ListedCurve | None, shares: Shares
-) -> CurvePoint:
-    measured = batches.result()
-    if listed is not None:
-        measured = replace(measured, whole={**measured.whole, **listed.result()})
-    return curve_point(
-        batches.size,
-        measured,
-        references.result(),
-        shares.setting,
-        candidates_per_anchor=shares.softmaxes.candidates_per_anchor(batches.size),
-        exact=None if shares.all_pairs is None else shares.all_pairs.figures(batches.size),
-    )
-
-
-def _report(
-    work: Workspace,
-    request: ProbeRequest,
-    clock: _Clock,
-    shares: Shares,
-    distinct: Shares | None,
-    borrowed: BorrowedCurve | None,
-    remedies: Remedies,
-    pairs: SimilarPairs,
-    histograms: Histograms,
-    *,
-    job_id: str,
-    started: str,
-) -> ProbeReport:
-    evidence = describe_evidence(work, shares, borrowed)
-    assumption = worst_case_assumption(work.floor["similarity"])
-    n_max = _limit(shares, request, assumption)
-    advice = advise(
-        clock.curve,
-        n_max,
-        None if distinct is None else _drop_effect(work, distinct, request, assumption),
-        work.corpus_info,
-        evidence,
-        budget=request.budget,
-        complete=shares.setting.complete,
-        assumption=assumption,
-        remedies=remedies.result(clock.curve),
-        starvation_floor=_starvation(clock.curve, shares.population, request),
-        snippet=_snippet(work, request, n_max),
-    )
-    keep = [*work.sizes, *([n_max.value, n_max.value + 1] if n_max.value else [])]
-    return ProbeReport(
-        run=RunInfo(
-            id=job_id,
-            created_at=started,
-            finished_at=_now(),
-            host=socket.gethostname(),
-            versions=versions(),
-        ),
-        request=request,
-        corpus=work.corpus_info,
-        encoder=work.encoder_info,
-        evidence=evidence,
-        sampling=describe_sampling(work, shares, request),
-        curve=clock.curve,
-        scan=shares.scan.thinned(keep) if shares.scan else [],
-        shares_by_temperature=describe_temperatures(shares),
-        harm=describe_harm(work, shares),
-        histogram=histograms.result(),
-        pairs=pairs.result(SHOWN_PAIRS),
-        advice=advice,
-        warnings=warnings(work, shares, request),
-        timings={phase: round(seconds, 3) for phase, seconds in clock.seconds.items()},
-    )
-
-
-def _starvation(
-    curve: list[CurvePoint], population: Population, request: ProbeRequest
-) -> StarvationFloor | None:
-    if any(point.gradient_error is None for point in curve):
-        return None
-    given = population.positives is not None
-    own = population.own_similarity
-    if population.positives is not None:
-        own = np.einsum("nd,nd->n", population.anchors, population.positives)
-    assert own is not None
-    found = [point.gradient_error for point in curve if point.gradient_error is not None]
-    return starvation_floor(
-        [point.batch_size for point in curve],
-        {dtype: [errors[dtype] for errors in found] for dtype in found[0]},
-        dtype=request.training_dtype,
-        temperature=request.temperature,
-        positive_similarity=float(np.clip(own.mean(), -1.0, 1.0)),
-        positives="given" if given else "dropout",
-    )
-
-
-def _snippet(work: Workspace, request: ProbeRequest, n_max: BatchSizeLimit) -> str | None:
-    if n_max.per_device is None or n_max.per_device < 2:
-        return None
-    sampler = request.sampler
-    return training_snippet(
-        work,
-        request,
-        BatchSampler(
-            sampler.kind,
-            n_max.per_device,
-            world_size=sampler.world_size,
-            gather=sampler.gather,
-            policy=sampler.policy,
-            within_source=sampler.within_source,
-        ),
-    )
-
-
-def _limit(shares: Shares, request: ProbeRequest, assumption: str) -> BatchSizeLimit:
-    plan = shares.population.plan
-    if shares.scan is None:
-        return BatchSizeLimit(
-            value=None,
-            tested_up_to=0,
-            exceeded=False,
-            reason=f"{plan.rows_encoded} of {plan.rows_usable} rows were encoded: too few for any interval",
-        )
-    limit = shares.scan.limit(request.budget, assumption=assumption)
-    if limit.value is None:
-        return limit
-    return limit.model_copy(update={"per_device": limit.value // shares.setting.devices})
-
-
-def _drop_effect(work: Workspace, distinct: Shares, request: ProbeRequest, assumption: str) -> DropEffect:
-    scan = distinct.scan
-    return DropEffect(
-        rows_to_drop=work.rows_to_drop,
-        snippet=drop_rows(work.rows_to_drop, rows_read=work.corpus_info.rows_read),
-        rows_remaining=len(distinct.population),
-        n_max_after=None if scan is None else _limit(distinct, request, assumption),
-        share_after=[] if scan is None else [scan.point(size) for size in work.sizes if size in scan.sizes],
-    )
 
 
 def _now() -> str:
