@@ -35,6 +35,7 @@ HTTP_STATUS: dict[str, int] = {
     "unauthorized": 401,
     "cross_origin_refused": 403,
     "audit_not_found": 404,
+    "chart_not_found": 404,
     "corpus_not_found": 404,
     "job_not_found": 404,
     "route_not_found": 404,

@@ -15,17 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from probe_service.charts import (
-    Spec,
-    Theme,
-    histogram_chart,
-    render_svg,
-    share_chart,
-    similarity_chart,
-    source_chart,
-    temperature_chart,
-    vega_bundle,
-)
+from probe_service.charts import ReportChart, Spec, Theme, render_svg, report_chart, vega_bundle
 from probe_service.report_figures import Cell, Notes, figure_cell, figure_groups, interval_methods
 from probe_service.schemas import (
     BatchSizeLimit,
@@ -175,34 +165,8 @@ def _json_for_script(value: object) -> str:
 
 
 def _charts(report: ProbeReport, *, theme: Theme, width: Any) -> dict[str, Spec]:
-    found = {
-        "similarity": similarity_chart(report.curve, theme=theme, width=width),
-        "share": share_chart(
-            report.curve,
-            scan=report.scan,
-            budget=report.advice.budget,
-            n_max=report.advice.n_max,
-            theme=theme,
-            width=width,
-        ),
-        "histogram": histogram_chart(
-            report.histogram,
-            worst_case_similarity=report.evidence.worst_case_similarity,
-            theme=theme,
-            width=width,
-        ),
-    }
-    if report.shares_by_temperature is not None:
-        found["temperature"] = temperature_chart(
-            report.shares_by_temperature,
-            temperature=report.sampling.temperature,
-            budget=report.advice.budget,
-            theme=theme,
-            width=width,
-        )
-    if report.harm is not None and _by_source(report.harm):
-        found["sources"] = source_chart(report.harm, theme=theme, width=width)
-    return found
+    found = {chart.value: report_chart(chart, report, theme=theme, width=width) for chart in ReportChart}
+    return {name: spec for name, spec in found.items() if spec is not None}
 
 
 def _specs(report: ProbeReport, *, width: Any) -> dict[str, dict[str, Spec]]:

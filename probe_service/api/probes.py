@@ -21,7 +21,7 @@ from sse_starlette import EventSourceResponse, ServerSentEvent
 from probe_service import charts
 from probe_service.api.service import Service, ServiceDependency
 from probe_service.api.uploads import clean_name, media_type, read_body, receive_upload, write_rows
-from probe_service.charts import Theme
+from probe_service.charts import ReportChart, Theme
 from probe_service.corpus import sniff_corpus
 from probe_service.errors import JobError, ProbeError, ServiceError
 from probe_service.jobs.client import JobSubmission
@@ -176,35 +176,25 @@ def draw_png(job_id: str, service: ServiceDependency, theme: ThemeQuery = Theme.
 @router.get("/{job_id}/charts/{chart}.json")
 def specify_chart(
     job_id: str,
-    chart: Literal["similarity", "share", "histogram"],
+    chart: ReportChart,
     service: ServiceDependency,
     theme: ThemeQuery = Theme.LIGHT,
 ) -> JSONResponse:
-    """Return one chart as a Vega-Lite specification; of a running job, as far as its curve is known."""
+    """Return one chart as a Vega-Lite specification; of a running job, similarity and share as far as they are known.
+
+    404 where the report has nothing to show in it: sources where there is one, other temperatures where S is sampled.
+    """
     job = service.jobs.get(job_id)
-    if job.state is not JobState.SUCCEEDED and chart != "histogram":
+    if job.state is not JobState.SUCCEEDED:
         curve = job.progress.curve if job.progress is not None else []
-        if chart == "similarity":
+        if chart is ReportChart.SIMILARITY:
             return JSONResponse(charts.similarity_chart(curve, theme=theme))
-        return JSONResponse(charts.share_chart(curve, budget=job.request.budget, theme=theme))
-    report = _report(service, job_id)
-    if chart == "similarity":
-        return JSONResponse(charts.similarity_chart(report.curve, theme=theme))
-    if chart == "share":
-        return JSONResponse(
-            charts.share_chart(
-                report.curve,
-                scan=report.scan,
-                budget=report.advice.budget,
-                n_max=report.advice.n_max,
-                theme=theme,
-            )
-        )
-    return JSONResponse(
-        charts.histogram_chart(
-            report.histogram, worst_case_similarity=report.evidence.worst_case_similarity, theme=theme
-        )
-    )
+        if chart is ReportChart.SHARE:
+            return JSONResponse(charts.share_chart(curve, budget=job.request.budget, theme=theme))
+    spec = charts.report_chart(chart, _report(service, job_id), theme=theme)
+    if spec is None:
+        raise JobError("chart_not_found", f"this report has nothing to show as {chart}")
+    return JSONResponse(spec)
 
 
 @router.get("/{job_id}/pairs", response_model=PairPage)

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from probe_service.charts.curves import audit_chart, share_chart, similarity_chart
 from probe_service.charts.histogram import histogram_chart
-from probe_service.charts.pictures import figure, render_png, render_svg, vega_bundle
+from probe_service.charts.pictures import render_png, render_svg, vega_bundle
+from probe_service.charts.reports import ReportChart, figure, report_chart
 from probe_service.charts.sources import source_chart
 from probe_service.charts.specification import Spec, Theme
 from probe_service.charts.temperature import temperature_chart
 
 __all__ = [
+    "ReportChart",
     "Spec",
     "Theme",
     "audit_chart",
@@ -21,6 +23,7 @@ __all__ = [
     "histogram_chart",
     "render_png",
     "render_svg",
+    "report_chart",
     "share_chart",
     "similarity_chart",
     "source_chart",

@@ -441,6 +441,8 @@ def test_other_refusals(service, method, path, status, code):
 
 def test_a_chart_of_a_report_that_is_not_there(service, finished):
     assert service.http.get(f"/v1/probes/{finished}/charts/pie.json").status_code == 422
+    missing = service.http.get(f"/v1/probes/{finished}/charts/sources.json")
+    assert (missing.status_code, problem(missing)["code"]) == (404, "chart_not_found")
     assert service.http.get(f"/v1/probes/{finished}/chart.svg?theme=neon").status_code == 422
 
 

@@ -499,6 +499,11 @@ def test_colours_of_the_two_charts_do_not_mix():
     label = {str(item.get("text")): item.get("fill") for item in marks(spec, "text")}
     alone = {str(item.get("text")): item.get("fill") for item in marks(share(report, width=760), "text")}
     assert label["budget 0.20"] == alone["budget 0.20"] != label["share S(N)"]
+    report = detailed_report()
+    points = [item["fill"] for item in marks(charts.figure(report, theme=Theme.LIGHT), "symbol")]
+    of_share = [item["fill"] for item in marks(share(report, width=760), "symbol")]
+    assert len(set(of_share)) == 4
+    assert points[-len(of_share) :] == of_share
 
 
 def test_texts_of_the_corpus_stay_text_in_the_picture():
