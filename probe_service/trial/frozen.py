@@ -155,11 +155,14 @@ class FrozenCorpus:
         if len(self._works) == 1:
             self.rows_left_out -= len(held_out.places)
         self._training, self._held_out = training.subset(company), held_out
-        if len(company) < 2 or not len(held_out.rows.relevance().answerable):
+        answerable = len(held_out.rows.relevance().answerable)
+        if min(self._training.rows.num_units, held_out.rows.num_units) < 2 or not answerable:
+            kind = "anchors" if held_out.rows.own_positives else "groups"
             raise RequestError(
                 "trial_nothing_held_out",
-                f"{len(company)} rows are there to train on and {len(held_out.rows)} to evaluate on, and none of these has an "
-                "answer among the others; give more rows, or hold out another share.",
+                f"{len(company)} rows of {self._training.rows.num_units} {kind} are there to train on, and {len(held_out.rows)} "
+                f"of {held_out.rows.num_units} to evaluate on, of which {answerable} have an answer among the others; at "
+                f"least 2 {kind} each and one answer are needed.",
                 column="held_out_share",
             )
 

@@ -53,9 +53,14 @@ class TrialRows:
         """Some of the rows."""
         return TrialRows(self.evidence.subset(rows), self.own_positives)
 
+    @property
+    def num_units(self) -> int:
+        """How many groups there are, or different anchors of rows that bring their own positives."""
+        return len(np.unique(self._unit))
+
     def splits_whole(self, share: float) -> bool:
         """Whether `split` keeps groups whole: where the part then has at least `FEWEST_UNITS` of them."""
-        return self.own_positives or share * len(np.unique(self._unit)) >= FEWEST_UNITS
+        return self.own_positives or share * self.num_units >= FEWEST_UNITS
 
     def split(self, share: float, rng: np.random.Generator) -> tuple[Rows, Rows]:
         """Divide the rows at random into (rest, part), the part with about `share` of them.
