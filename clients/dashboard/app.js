@@ -218,6 +218,11 @@ function requestFromForm(format) {
     budget: numberOf("budget", "the budget is a share from 0 to 1", (number) => number >= 0 && number <= 1),
     num_repeats: numberOf("num-repeats", "give a whole number of at least 2", whole(2)),
     seed: numberOf("seed", "the seed is a whole number, 0 or more", whole(0)),
+    sampler: given({
+      kind: textOf("sampler"),
+      world_size: numberOf("world-size", "devices are a whole number of at least 1", whole(1)),
+      gather: byId("gather").checked || null,
+    }),
     corpus: given({
       format,
       columns: given(columns),
@@ -240,7 +245,7 @@ function showError(error) {
   box.hidden = error === null;
   fill(box, error === null ? null : problemLines(error));
   if (error instanceof FieldError) {
-    byId("options").open = true;
+    byId(error.id).closest("details").open = true;
     byId(error.id).setAttribute("aria-invalid", "true");
     byId(error.id).focus();
   }

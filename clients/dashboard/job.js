@@ -3,12 +3,12 @@
 import { byId, count, duration, fill, h, say, when } from "./dom.js";
 import { Problem, follow, getJson, post, remove } from "./api.js";
 import { Chart } from "./charts.js";
+import { duplicatesSection, hardNegativesSection, harmSection, remediesSection, tradeOffSection } from "./changes.js";
+import { factsSection } from "./method.js";
 import {
   auditSection,
   curveSection,
   curveTable,
-  duplicatesSection,
-  factsSection,
   linksSection,
   pairsSection,
   problemBox,
@@ -40,7 +40,20 @@ const CHARTS = {
   share: ["How much of the push is wrong", "The share of an anchor's push on its negatives that lands on rows that mean the same."],
   similarity: ["How similar the hardest negatives are", "The largest similarities of a batch, beside what chance alone would give."],
   histogram: ["All similarities", "How similar two rows of this corpus are, drawn at random."],
+  sources: [
+    "Which sources harm each other",
+    "Push on same-meaning rows by the source of the anchor (down) and of the candidate (across). The figure in a cell is the share of its own push that is false.",
+  ],
+  temperature: ["At another temperature", "S at other temperatures, one line for each batch size; the upright line is this report's own."],
 };
+
+/** The charts that a report has something for. */
+function chartsOf(report) {
+  const lacking = new Set();
+  if (report.harm === null || report.harm.sources.length < 2) lacking.add("sources");
+  if (report.shares_by_temperature === null) lacking.add("temperature");
+  return Object.keys(CHARTS).filter((name) => !lacking.has(name));
+}
 
 const ended = (job) => ["succeeded", "failed", "cancelled"].includes(job.state);
 
@@ -221,12 +234,16 @@ export class JobView {
     fill(
       byId("details"),
       warningsSection(report),
-      curveSection(report),
+      remediesSection(report),
       duplicatesSection(report),
+      harmSection(report),
+      tradeOffSection(report),
+      curveSection(report),
+      hardNegativesSection(report),
       pairsSection(report, this.id),
       factsSection(report),
     );
-    for (const name of Object.keys(CHARTS)) this.chart(name);
+    for (const name of chartsOf(report)) this.chart(name);
     byId("job-meta").textContent = [
       `${count(report.corpus.rows_encoded)} of ${count(report.corpus.rows_usable)} rows`,
       `encoder ${report.encoder.name}`,

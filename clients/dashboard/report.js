@@ -3,7 +3,6 @@
 import { count, estimate, fill, h, plural, sentence, share } from "./dom.js";
 import { getBlob, getJson, hasKey } from "./api.js";
 
-const ROWS_SHOWN = 60;
 const PAIRS_FIRST = 6;
 const PAIRS_PAGE = 20;
 
@@ -13,20 +12,12 @@ const VERDICTS = {
   inconclusive: { mark: "?", word: "not decided" },
 };
 
-const EXCLUSIONS = {
-  blank: "blank",
-  null: "null",
-  not_a_string: "not a text",
-  zero_vector: "zero vector",
-  non_finite_vector: "vector with a value that is not finite",
-};
-
 export function verdictChip(kind) {
   const { mark, word } = VERDICTS[kind];
   return h("span", { class: `chip ${kind}` }, h("span", { "aria-hidden": "true" }, mark), ` ${word}`);
 }
 
-const list = (items, attributes = {}) => h("ul", attributes, ...items.map((item) => h("li", {}, item)));
+export const list = (items, attributes = {}) => h("ul", attributes, ...items.map((item) => h("li", {}, item)));
 
 export const card = (title, ...children) => h("section", { class: "card" }, h("h2", {}, title), ...children);
 
@@ -44,6 +35,10 @@ export function verdictSection(report) {
       { class: "answer" },
       h("p", { class: "answer-figure", "data-n-max": limit.value ?? "none" }, limitInFigures(limit)),
       h("p", { class: "hint" }, "largest batch size shown to be safe"),
+      limit.per_device !== null && report.request.sampler.world_size > 1
+        ? h("p", {}, `${count(limit.per_device)} a device on ${count(report.request.sampler.world_size)} devices`)
+        : null,
+      report.sampling.sampler === "random" ? null : h("p", { class: "hint" }, `batches as ${report.sampling.sampler} draws them`),
     ),
     h(
       "div",
@@ -51,7 +46,7 @@ export function verdictSection(report) {
       h("h2", { id: "verdict-title" }, advice.headline),
       ...advice.explanation.map((sentence) => h("p", {}, sentence)),
       h("h3", {}, "How sure"),
-      h("p", {}, sentence(limit.reason)),
+      h("p", {}, sentence(limit.reason), limit.every_integer ? "" : " Not every integer was tested, but a ladder of sizes."),
       limit.assumption && h("p", {}, h("strong", {}, "Assumes: "), sentence(limit.assumption)),
       h(
         "p",
@@ -130,7 +125,8 @@ async function download(event, path, name) {
   save(await getBlob(path), name);
 }
 
-function save(blob, name) {
+/** Offer a file made here. */
+export function save(blob, name) {
   const url = URL.createObjectURL(blob);
   h("a", { href: url, download: name }).click();
   setTimeout(() => URL.revokeObjectURL(url), 60000);
@@ -141,28 +137,34 @@ function save(blob, name) {
 /** The curve in figures; verdicts only once there are any. */
 export function curveTable(curve, verdicts = []) {
   const verdictOf = new Map(verdicts.map((verdict) => [verdict.batch_size, verdict.verdict]));
+  const known = (field) => curve.length > 0 && curve.every((point) => point[field] !== null);
   const columns = [
     ["Batch size", (point) => count(point.batch_size)],
     verdictOf.size
       ? ["Verdict", (point) => (verdictOf.has(point.batch_size) ? verdictChip(verdictOf.get(point.batch_size)) : "–")]
       : null,
     ["Push on same-meaning rows, S", (point) => estimate(point.false_negative_softmax_share)],
+    known("inferred_share") && ["S with chains of known links", (point) => estimate(point.inferred_share)],
+    known("borrowed_share") && ["Scenario, no estimate", (point) => share(point.borrowed_share)],
     ["False negatives per anchor", (point) => estimate(point.false_negatives_per_anchor)],
     ["Anchors with at least one", (point) => estimate(point.anchors_with_false_negative)],
     ["Mean of the top similarities", (point) => estimate(point.top_k_mean)],
     ["Hardest negative of an anchor", (point) => estimate(point.hardest_negative)],
-  ].filter((column) => column !== null);
+  ].filter(Boolean);
   return figuresTable("Table of the curve", columns, curve);
 }
 
-/** A table that scrolls by itself where it is too wide: columns are [title, cell of a row]; the first one heads its row. */
-export function figuresTable(label, columns, rows) {
+/**
+ * A table that scrolls by itself where it is too wide: columns are [title, cell of a row]; the first one heads its row.
+ * One of the kind "stacked" has text in its first column, and on a narrow screen its figures stand below that.
+ */
+export function figuresTable(label, columns, rows, kind = "") {
   return h(
     "div",
     { class: "scroll", tabindex: "0", role: "region", "aria-label": label },
     h(
       "table",
-      { class: "figures" },
+      { class: `figures ${kind}` },
       h("thead", {}, h("tr", {}, ...columns.map(([title]) => h("th", { scope: "col" }, title)))),
       h(
         "tbody",
@@ -171,7 +173,9 @@ export function figuresTable(label, columns, rows) {
           h(
             "tr",
             {},
-            ...columns.map(([, cell], index) => (index === 0 ? h("th", { scope: "row" }, cell(row)) : h("td", {}, cell(row)))),
+            ...columns.map(([title, cell], index) =>
+              index === 0 ? h("th", { scope: "row" }, cell(row)) : h("td", { "data-name": title }, cell(row)),
+            ),
           ),
         ),
       ),
@@ -187,49 +191,13 @@ export function curveSection(report) {
   );
 }
 
-// ------------------------------------------------------------------------------------------------ what to change
-
-export function duplicatesSection(report) {
-  const drop = report.advice.drop_duplicates;
-  const found = report.corpus.duplicates;
-  if (!drop || drop.rows_to_drop.length === 0) {
-    return card("Rows to drop", h("p", { class: "empty" }, "No text comes twice; there is nothing to drop."));
-  }
-  const shown = drop.rows_to_drop.slice(0, ROWS_SHOWN);
-  const more = drop.rows_to_drop.length - shown.length;
-  const after = drop.n_max_after;
-  const now = report.advice.n_max.value;
-  return card(
-    "Rows to drop",
-    h(
-      "p",
-      {},
-      `${plural(drop.rows_to_drop.length, "row repeats", "rows repeat")} an earlier row `,
-      `(${count(found.exact)} byte for byte). ${plural(drop.rows_remaining, "row stays", "rows stay")}.`,
-      after ? ` Without them the largest safe size is ${limitInWords(after)} instead of ${now === null ? "none" : count(now)}.` : "",
-    ),
-    h("p", { class: "rows" }, shown.join(", "), more > 0 ? ` … and ${count(more)} more` : ""),
-    h(
-      "button",
-      {
-        type: "button",
-        click: () => save(new Blob([`${drop.rows_to_drop.join("\n")}\n`], { type: "text/plain" }), "rows-to-drop.txt"),
-      },
-      "Save the row numbers",
-    ),
-  );
-}
-
-function limitInWords(limit) {
-  if (limit.value === null) return "none";
-  return limit.exceeded ? count(limit.value) : `at least ${count(limit.value)}`;
-}
-
 /** n_max as the large figure of a page. */
 export function limitInFigures(limit) {
   if (limit.value === null) return "none";
   return limit.exceeded ? count(limit.value) : `≥ ${count(limit.value)}`;
 }
+
+// ------------------------------------------------------------------------------------------------ the pairs
 
 function pairItem(pair) {
   const known = { true: "same meaning", false: "judged different", null: "not judged" }[String(pair.known_false_negative)];
@@ -304,77 +272,6 @@ export function facts(pairs) {
     ...pairs
       .filter(([, value]) => value !== null && value !== undefined && value !== "")
       .map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))),
-  );
-}
-
-export function factsSection(report) {
-  const { corpus, encoder, evidence, sampling } = report;
-  const excluded = corpus.excluded.filter((kind) => kind.count > 0);
-  const roles = Object.entries(corpus.columns)
-    .filter(([, column]) => column && column.length)
-    .map(([role, column]) => `${role}: ${Array.isArray(column) ? column.join(", ") : column}`);
-  return h(
-    "details",
-    { class: "card" },
-    h("summary", {}, h("h2", {}, "What was read, and how")),
-    h("h3", {}, "Corpus"),
-    facts([
-      ["Rows read", count(corpus.rows_read)],
-      ["Set aside by a filter", corpus.rows_filtered_out ? count(corpus.rows_filtered_out) : null],
-      ["Usable", count(corpus.rows_usable)],
-      ["Encoded", count(corpus.rows_encoded)],
-      [
-        "Left out",
-        excluded.length
-          ? list(
-              excluded.map(
-                (kind) =>
-                  `${EXCLUSIONS[kind.reason]}: ${plural(kind.count, "row", "rows")} (${kind.rows.slice(0, 10).join(", ")}${
-                    kind.count > 10 ? ", …" : ""
-                  })`,
-              ),
-            )
-          : "none",
-      ],
-      [
-        "Cut by the tokenizer",
-        corpus.truncated && corpus.truncated.count
-          ? `${plural(corpus.truncated.count, "row", "rows")} (${corpus.truncated.rows.slice(0, 10).join(", ")}${corpus.truncated.count > 10 ? ", …" : ""})`
-          : null,
-      ],
-      ["Format and kind", `${corpus.format}, ${corpus.kind}`],
-      ["Columns", roles.length ? `${roles.join("; ")}${corpus.columns_inferred ? " (found by name)" : ""}` : null],
-      ["Groups", corpus.groups === null ? null : count(corpus.groups)],
-      [
-        "Sources",
-        corpus.sources &&
-          Object.entries(corpus.sources)
-            .map(([source, rows]) => `${source}: ${count(rows)}`)
-            .join("; "),
-      ],
-      ["SHA-256", h("code", {}, corpus.sha256)],
-    ]),
-    h("h3", {}, "Encoder"),
-    facts([
-      ["Name", encoder.name],
-      ["Weights from", encoder.location],
-      ["Revision", encoder.revision ? h("code", {}, encoder.revision) : "unknown"],
-      ["Pooling", encoder.pooling],
-      ["Vectors", `${encoder.dimension} numbers, ${encoder.dtype}, on ${encoder.device}`],
-      ["Check at load", encoder.check],
-    ]),
-    h("h3", {}, "Evidence and sampling"),
-    facts([
-      ["Evidence", evidence.description],
-      ["Known false-negative pairs", `${count(evidence.known_false_negative_pairs)} of ${count(evidence.ordered_pairs)}`],
-      ["Share of pairs not judged", share(evidence.unjudged_pair_share)],
-      ["Worst case", evidence.worst_case_similarity === null ? null : `from ${share(evidence.worst_case_similarity)}: ${evidence.worst_case_source}`],
-      ["Intervals", sampling.interval],
-      ["Temperature", String(sampling.temperature)],
-      ["Batches for each size, at least", count(sampling.num_repeats)],
-      ["Seed", String(sampling.seed)],
-      ["Seconds", Object.entries(report.timings).map(([phase, seconds]) => `${phase} ${seconds.toFixed(1)}`).join(", ")],
-    ]),
   );
 }
 

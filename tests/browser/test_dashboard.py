@@ -26,9 +26,13 @@ REPORT_SECONDS = 240
 JOB_ADDRESS = re.compile(r"/#/probes/[\w-]+$")
 
 
-def grouped_rows(groups: int, rows_each: int, source: str = "faq") -> bytes:
+def grouped_rows(groups: int, rows_each: int) -> bytes:
     rows = [
-        {"text": f"question {group} asked in way {way}", "group": f"g{group}", "source": source}
+        {
+            "text": f"question {group} asked in way {way}",
+            "group": f"g{group}",
+            "source": ("faq", "mail")[way % 2],
+        }
         for group in range(groups)
         for way in range(rows_each)
     ]
@@ -51,9 +55,11 @@ def drop(page: Any, *files: tuple[str, bytes]) -> None:
 
 
 def option(page: Any, label: str, value: str) -> None:
-    if page.locator("#options").get_attribute("open") is None:
-        page.get_by_text("Options", exact=True).click()
-    page.get_by_label(label, exact=True).fill(value)
+    field = page.get_by_label(label, exact=True)
+    part = page.locator("details", has=field)
+    if part.get_attribute("open") is None:
+        part.locator("summary").click()
+    field.fill(value)
 
 
 def measure(page: Any) -> str:
@@ -130,7 +136,8 @@ def test_a_dropped_file_grows_into_a_report(page, service):
         "none" if n_max is None else str(n_max)
     )
     assert page.locator(".verdicts .size").all_text_contents() == ["4", "8", "16", "32", "64", "128"]
-    for point, cells in zip(report["curve"], page.locator("#details table tbody tr").all(), strict=True):
+    curve = page.get_by_role("region", name="Table of the curve").locator("tbody tr").all()
+    for point, cells in zip(report["curve"], curve, strict=True):
         share = point["false_negative_softmax_share"]
         shown = cells.locator("td").nth(1).text_content()
         interval = f" ({share['low']:.3f}–{share['high']:.3f})" if share["low"] < share["high"] else ""
@@ -144,6 +151,37 @@ def test_a_dropped_file_grows_into_a_report(page, service):
     first_pair = page.locator(".pairs > li").first.text_content()
     assert report["pairs"][0]["text"] in first_pair
     assert report["pairs"][0]["other_text"] in first_pair
+    expect_what_to_change(page, report)
+
+
+def expect_what_to_change(page: Any, report: dict[str, Any]) -> None:
+    """The blocks of a report whose S comes from all pairs, with the figures that it has."""
+    remedies = page.get_by_role("region", name="Remedies").locator("tbody tr").all()
+    assert len(remedies) >= 5
+    for remedy, row in zip(report["advice"]["remedies"], remedies, strict=True):
+        assert row.locator("th strong").text_content() == remedy["title"]
+        after, limit = remedy["share_after"], remedy["n_max_after"]
+        shown = row.locator("td").all_text_contents()
+        if after is None:
+            assert shown[2] == "not measured, or as it is"
+        else:
+            assert float(shown[2].split(" ")[0]) == pytest.approx(after["value"], abs=5e-4)
+        assert (limit is None) == (shown[3] == "not measured")
+        assert row.locator("pre").all_text_contents() == ([remedy["snippet"]] if remedy["snippet"] else [])
+    harm = report["harm"]
+    rows = (
+        page.get_by_role("region", name="Rows that bring the harm", include_hidden=True)
+        .locator("tbody tr")
+        .all()
+    )
+    assert [row.locator("p").text_content() for row in rows] == [each["text"] for each in harm["rows"]]
+    assert {cell["anchor_source"] for cell in harm["sources"]} == {"faq", "mail"}
+    expect(page.locator("[data-chart=sources] svg")).to_be_visible()
+    assert {"faq", "mail"} <= set(chart_texts(page, "sources"))
+    expect(page.locator("[data-chart=temperature] svg")).to_be_visible()
+    assert "T = 0.05 (this report)" in chart_texts(page, "temperature")
+    trade = page.locator("section.card", has=page.get_by_role("heading", name="What a larger batch costs"))
+    assert all(sentence in trade.text_content() for sentence in report["advice"]["trade_off"])
 
 
 def test_pasted_lines_are_probed_and_repeats_are_named(page, service):
@@ -192,11 +230,14 @@ def test_the_options_reach_the_service(page, service):
         "Text column": "question",
         "Positive column": "answer",
         "Source column": "topic",
-        "Rows to encode, at most": "30",
+        "Rows to encode, at most": "40",
         "Batches for each size, at least": "7",
         "Seed": "5",
+        "Devices": "2",
     }.items():
         option(page, label, value)
+    page.get_by_label("Sampler", exact=True).select_option("no_duplicates")
+    page.get_by_label("The loss gathers the rows of all devices").check()
     page.get_by_label("Encoder").select_option("minilm")
     page.get_by_label("Texts that differ only in case are equal").check()
     job_id = measure(page)
@@ -209,7 +250,9 @@ def test_the_options_reach_the_service(page, service):
         "seed": 5,
     }
     assert request["num_repeats"] == 7
-    assert (request["corpus"]["max_rows"], request["corpus"]["case_fold"]) == (30, True)
+    assert (request["corpus"]["max_rows"], request["corpus"]["case_fold"]) == (40, True)
+    sampler = request["sampler"]
+    assert (sampler["kind"], sampler["world_size"], sampler["gather"]) == ("no_duplicates", 2, True)
     columns = request["corpus"]["columns"]
     assert (columns["anchor"], columns["positive"], columns["source"]) == ("question", "answer", "topic")
     page.get_by_role("button", name="Cancel").click()
@@ -257,6 +300,7 @@ def test_fields_that_cannot_be_meant_are_refused_beside_the_field(page):
         ("Temperature", "0", "above 0"),
         ("Budget", "2", "from 0 to 1"),
         ("Rows to encode, at most", "many", "many will not do"),
+        ("Devices", "0", "at least 1"),
     ):
         option(page, label, value)
         page.get_by_role("button", name="Measure").click()
@@ -359,6 +403,7 @@ def test_nothing_is_wider_than_the_window(page, width, finished):
     page.set_viewport_size({"width": width, "height": 800})
     page.goto("/")
     page.get_by_text("Options", exact=True).click()
+    page.get_by_text("Advanced: how training draws batches").click()
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     look_at(page, finished)
     page.get_by_text("What was read, and how").click()
@@ -367,7 +412,7 @@ def test_nothing_is_wider_than_the_window(page, width, finished):
 
 def test_every_control_has_a_name_and_the_keyboard_reaches_the_button(page):
     page.goto("/")
-    page.evaluate("document.getElementById('options').open = true")
+    page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
     nameless = page.evaluate(
         """() => [...document.querySelectorAll("input, select, textarea, button, progress")]
             .filter(one => !(one.labels?.length || one.ariaLabel || one.textContent.trim()
