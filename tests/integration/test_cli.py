@@ -135,7 +135,7 @@ def test_run_writes_report_html_and_charts_and_json_alone_on_stdout(planted, hom
 
 def test_run_probes_as_training_draws_batches(planted, capsys):
     training = ["--sampler", "sequential", "--world-size", "2", "--gather"]
-    assert _run(["run", planted, *GROUPED, *training, "--batch-sizes", "50,100"]) == 0
+    assert _run(["run", planted, *GROUPED, *training, "--batch-sizes", "50,100", "--num-repeats", "2"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "sampler sequential" in said
     # In file order the copies stand 50 rows apart: none meet within 50 rows, all pairwise within 100.
