@@ -157,6 +157,8 @@ def _verdicts(report: ProbeReport, width: int, *, use_colour: bool) -> str:
     if devices > 1 and limit.per_device is not None:
         figure += f", {limit.per_device} a device on {devices} devices"
     said = f"Largest safe batch size (n_max): {figure}. {visible_text(limit.reason)}"
+    if not limit.every_integer:
+        said += " Not every integer was tested, but a ladder of sizes."
     if limit.assumption:
         said += f" Assumption: {visible_text(limit.assumption)}"
     lines += textwrap.wrap(said, width)

@@ -134,9 +134,11 @@ def test_devices_and_sampler_are_named_where_they_matter():
     text = " ".join(text_chart(detailed_report()).split())
     assert "temperature 0.05 · sampler no_duplicates" in text
     assert "(n_max): 4, 2 a device on 2 devices." in text
+    assert "Not every integer was tested" in text
     plain = text_chart(full_report())
     assert "sampler" not in plain
     assert "device" not in plain
+    assert "integer" not in plain
 
 
 def test_a_running_job_has_one_size_or_none():
