@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-__all__ = ["Settings"]
+__all__ = ["EncodeDtype", "Settings"]
+
+EncodeDtype = Literal["float32", "bfloat16"]
 
 
 def _default_home() -> Path:
@@ -31,6 +34,10 @@ class Settings(BaseSettings):
         None, description="Default encoder; if unset, simcse-roberta-large with a GPU and minilm without."
     )
     device: str | None = Field(None, description="torch device; if unset, cuda where there is one, else cpu.")
+    encode_dtype: EncodeDtype = Field(
+        "float32",
+        description="Of the products of matrices in encoders that run here; bfloat16 is faster and less exact.",
+    )
     allowed_encoders: tuple[str, ...] | None = Field(
         None, description="Encoders that requests may name (JSON list); if unset, the known ones only."
     )

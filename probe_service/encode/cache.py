@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from probe_service.encode.batching import split_by_work
 from probe_service.encode.protocol import DIGEST_BYTES, EncodedTexts, LoadedEncoder, digest_texts
 from probe_service.errors import ServiceError
 
@@ -165,7 +164,7 @@ def encode_with_cache(
         loaded: The encoder.
         texts: n texts.
         cache: The cache of this encoder; new vectors are written to it about every 64 texts, so that a killed
-            process loses at most that much work.
+            process loses that much and what its calls were at work on.
         checkpoint: Called after every call to the model; it may raise in order to cancel.
 
     Returns:
@@ -180,30 +179,29 @@ def encode_with_cache(
     rows_of: dict[str, list[int]] = {}
     for row in np.flatnonzero(~hits.was_found).tolist():
         rows_of.setdefault(texts[row], []).append(row)
-    on_cpu = loaded.info.device == "cpu"
-    unwritten: list[str] = []
-    try:
-        for call in split_by_work(sorted(rows_of, key=len), loaded.info.max_length, on_cpu=on_cpu):
-            fresh = loaded.encoder.encode(call)
-            for position, text in enumerate(call):
-                rows = rows_of[text]
-                encoded.vectors[rows] = fresh.vectors[position]
-                encoded.was_truncated[rows] = fresh.was_truncated[position]
-                encoded.input_digests[rows] = fresh.input_digests[position]
-            unwritten.extend(call)
-            if len(unwritten) >= _TEXTS_PER_WRITE:
-                _write(cache, unwritten, rows_of, encoded)
-                unwritten = []
-            if checkpoint is not None:
-                checkpoint()
-    finally:
-        # Also when the checkpoint cancels or the model fails: what is done is kept.
-        _write(cache, unwritten, rows_of, encoded)
+    missing = list(rows_of)
+    first_row = np.array([rows[0] for rows in rows_of.values()], dtype=np.intp)
+    unwritten: list[int] = []
+
+    def write() -> None:
+        if unwritten:
+            cache.put([missing[place] for place in unwritten], encoded.take(first_row[unwritten]))
+            unwritten.clear()
+
+    # The encoder works on the next texts while these are written.
+    with contextlib.closing(loaded.encoder.stream(missing)) as coming:
+        try:
+            for places, fresh in coming:
+                encoded.put(first_row[places], fresh)
+                unwritten.extend(places.tolist())
+                if len(unwritten) >= _TEXTS_PER_WRITE:
+                    write()
+                if checkpoint is not None:
+                    checkpoint()
+        finally:
+            # Also when the checkpoint cancels or the model fails: what is done is kept.
+            write()
+    for first, *repeats in rows_of.values():
+        if repeats:
+            encoded.put(np.array(repeats, dtype=np.intp), encoded.take(np.full(len(repeats), first)))
     return encoded
-
-
-def _write(
-    cache: VectorCache, texts: list[str], rows_of: dict[str, list[int]], encoded: EncodedTexts
-) -> None:
-    if texts:
-        cache.put(texts, encoded.take(np.array([rows_of[text][0] for text in texts], dtype=np.intp)))

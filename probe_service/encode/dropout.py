@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from probe_service.encode.module_encoder import ModuleEncoder
 from probe_service.encode.protocol import LoadedEncoder
-from probe_service.encode.transformer import ModuleEncoder
 from probe_service.errors import EncoderError
 
 __all__ = ["DropoutSimilarities", "dropout_similarities"]
@@ -61,7 +61,7 @@ def dropout_similarities(
             f"{encoder.info.name} has no dropout above 0, so both passes would give the same vector; give pairs.",
         )
     similarity = np.empty(len(texts), dtype=np.float32)
-    for number, (rows, call) in enumerate(model.calls(texts)):
+    for number, (rows, call) in enumerate(model.dropout_calls(texts)):
         checkpoint()
         call_seed = int(np.random.SeedSequence([seed, number]).generate_state(1, np.uint64)[0])
         similarity[rows] = _cosines(*model.dropout_views(call, call_seed))

@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from probe_service.encode.canaries import check_canaries
+from probe_service.encode.module_encoder import ModuleEncoder
 from probe_service.encode.protocol import LoadedEncoder
 from probe_service.encode.remote import REMOTE_PREFIX, load_remote
 from probe_service.encode.weights import (
@@ -21,15 +22,11 @@ from probe_service.encode.weights import (
 from probe_service.errors import EncoderError
 from probe_service.known_encoders import KnownEncoder, find_known_encoder
 from probe_service.schemas import EncoderInfo
-from probe_service.settings import Settings
-
-if TYPE_CHECKING:
-    from sentence_transformers import SentenceTransformer
+from probe_service.settings import EncodeDtype, Settings
 
 __all__ = ["default_encoder_name", "load_encoder"]
 
-_DTYPE = "float32"
-_loaded: dict[tuple[str, str], LoadedEncoder] = {}
+_loaded: dict[tuple[str, str, str], LoadedEncoder] = {}
 _loading = threading.Lock()
 
 
@@ -41,12 +38,12 @@ def default_encoder_name(settings: Settings) -> str:
 
 
 def load_encoder(name: str, settings: Settings) -> LoadedEncoder:
-    """Load an encoder and check it; within one process the same name and device are loaded once.
+    """Load an encoder and check it; within one process the same name, device and dtype are loaded once.
 
     Args:
         name: A known encoder (by short or hub name), ``owner/model`` on the hub, a local folder, or
             ``openai:MODEL@URL``.
-        settings: Chooses the device.
+        settings: Chooses device and dtype.
 
     Returns:
         The encoder with the facts for the report.
@@ -54,24 +51,29 @@ def load_encoder(name: str, settings: Settings) -> LoadedEncoder:
     Raises:
         EncoderError: encoder_unknown, encoder_unavailable, encoder_device_unavailable, encoder_checksum_mismatch,
             encoder_checkpoint_incomplete, encoder_structure_mismatch, encoder_canary_mismatch,
-            encoder_weights_pickled, encoder_remote_code, encoder_pooling_unknown, encoder_load_failed.
+            encoder_weights_pickled, encoder_remote_code, encoder_pooling_unknown, encoder_load_failed,
+            encoder_dtype_unavailable.
     """
     if name.startswith(REMOTE_PREFIX):
-        key = (name, "")
+        key = (name, "", "")
         with _loading:
             if key not in _loaded:
                 _loaded[key] = load_remote(name)
             return _loaded[key]
-    key = (name, _resolve_device(settings))
+    device, dtype = _resolve_device(settings), settings.encode_dtype
+    key = (name, device, dtype)
     with _loading:
         if key not in _loaded:
             known = find_known_encoder(name)
-            _loaded[key] = _load_saved(name, key[1]) if known is None else _load_known(known, key[1])
+            _loaded[key] = (
+                _load_saved(name, device, dtype) if known is None else _load_known(known, device, dtype)
+            )
         return _loaded[key]
 
 
-def _load_known(known: KnownEncoder, device: str) -> LoadedEncoder:
-    from probe_service.encode.transformer import ModuleEncoder, build_known
+def _load_known(known: KnownEncoder, device: str, dtype: EncodeDtype) -> LoadedEncoder:
+    from probe_service.encode.packing import pack
+    from probe_service.encode.transformer import build_known
 
     files = locate_known(known)
     if not known.pickled_weights_allowed:
@@ -86,13 +88,15 @@ def _load_known(known: KnownEncoder, device: str) -> LoadedEncoder:
     canaries = check_canaries(known.name, encoder)
     if canaries:
         checks.append(f"{canaries} canary cosines from transformers")
+    checks.append(pack(encoder, dtype))
     return LoadedEncoder(
-        encoder, _describe(known.name, files, encoder.model, None, known.pooling, "; ".join(checks))
+        encoder, _describe(known.name, files, encoder, dtype, known.pooling, "; ".join(checks))
     )
 
 
-def _load_saved(name: str, device: str) -> LoadedEncoder:
-    from probe_service.encode.transformer import ModuleEncoder, build_saved, describe_pooling
+def _load_saved(name: str, device: str, dtype: EncodeDtype) -> LoadedEncoder:
+    from probe_service.encode.packing import pack
+    from probe_service.encode.transformer import build_saved, describe_pooling
 
     files = locate_by_name(name)
     refuse_remote_code(files)
@@ -100,31 +104,31 @@ def _load_saved(name: str, device: str) -> LoadedEncoder:
     model = build_saved(files, device)
     prompt = model.prompts.get(model.default_prompt_name) if model.default_prompt_name else None
     encoder = ModuleEncoder(model, prompt or None)
-    check = "safetensors only, no code from the repository; pooling as the model's own configuration says"
+    checks = [
+        "safetensors only, no code from the repository; pooling as the model's own configuration says",
+        pack(encoder, dtype),
+    ]
     return LoadedEncoder(
-        encoder, _describe(name, files, model, encoder.prompt, describe_pooling(model), check)
+        encoder, _describe(name, files, encoder, dtype, describe_pooling(model), "; ".join(checks))
     )
 
 
 def _describe(
     name: str,
     files: CheckpointFiles,
-    model: SentenceTransformer,
-    prompt: str | None,
+    encoder: ModuleEncoder,
+    dtype: EncodeDtype,
     pooling: str,
     check: str,
 ) -> EncoderInfo:
-    from probe_service.encode.transformer import maximum_length
-
     weights_sha256 = files.weights_sha256()
-    max_length = maximum_length(model)
     facts: dict[str, Any] = {
         "weights_sha256": weights_sha256,
         "interpretation_sha256": files.interpretation_sha256(),
         "pooling": pooling,
-        "prompt": prompt,
-        "max_length": max_length,
-        "dtype": _DTYPE,
+        "prompt": encoder.prompt,
+        "max_length": encoder.max_length,
+        "dtype": dtype,
         "normalized": True,
     }
     return EncoderInfo(
@@ -136,11 +140,11 @@ def _describe(
         weights_sha256=weights_sha256,
         pooling=pooling,
         normalized=True,
-        max_length=max_length,
-        dimension=int(model.get_embedding_dimension() or 0),
-        dtype=_DTYPE,
-        device=str(model.device),
-        prompt=prompt,
+        max_length=encoder.max_length,
+        dimension=encoder.dimension,
+        dtype=dtype,
+        device=str(encoder.model.device),
+        prompt=encoder.prompt,
         check=check,
         fingerprint=hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest(),
     )

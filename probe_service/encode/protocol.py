@@ -1,9 +1,9 @@
-"""What every encoder is: something with one method that turns texts into unit vectors."""
+"""What every encoder is: something that turns texts into unit vectors, all at once or as they come."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -61,12 +61,25 @@ class EncodedTexts:
         """Return the given rows, in the given order; a row may be taken more than once."""
         return EncodedTexts(self.vectors[rows], self.was_truncated[rows], self.input_digests[rows])
 
+    def put(self, rows: NDArray[np.intp], given: EncodedTexts) -> None:
+        """Write the given rows, in their order, into the rows named; one that is named twice holds the last."""
+        self.vectors[rows] = given.vectors
+        self.was_truncated[rows] = given.was_truncated
+        self.input_digests[rows] = given.input_digests
+
 
 class Encoder(Protocol):
     """Anything that turns texts into vectors."""
 
     def encode(self, texts: Sequence[str]) -> EncodedTexts:
         """Return one vector a text, in order; an empty list gives shape (0, d)."""
+        ...
+
+    def stream(self, texts: Sequence[str]) -> Generator[tuple[NDArray[np.intp], EncodedTexts], None, None]:
+        """Yield the same as `encode`, as it comes: some rows, and what they are; every row once, in any order.
+
+        The encoder may be at work on later rows while the caller holds earlier ones. Closing the iterator ends that.
+        """
         ...
 
 

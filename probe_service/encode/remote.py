@@ -7,7 +7,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 import httpx
@@ -76,19 +76,27 @@ class RemoteEncoder:
             EncoderError: encoder_unavailable where the server does not answer; encoder_bad_response where its
                 answer is not one vector of one width a text.
         """
-        parts = []
+        parts = [encoded for _, encoded in self.stream(texts)]
+        return concatenate_encoded(parts, self.dimension or 0)
+
+    def stream(self, texts: Sequence[str]) -> Generator[tuple[NDArray[np.intp], EncodedTexts], None, None]:
+        """Yield the vectors one request at a time, in the order of the texts.
+
+        Raises:
+            EncoderError: As `encode`.
+        """
         for start in range(0, len(texts), _BATCH_SIZE):
             batch = list(texts[start : start + _BATCH_SIZE])
             vectors = self._ask(batch)
             digests = np.frombuffer(b"".join(digest_texts(batch)), dtype=np.uint8)
-            parts.append(
+            yield (
+                np.arange(start, start + len(batch), dtype=np.intp),
                 EncodedTexts(
                     to_unit_length(vectors),
                     np.zeros(len(batch), dtype=np.bool_),
                     digests.reshape(len(batch), DIGEST_BYTES).copy(),
-                )
+                ),
             )
-        return concatenate_encoded(parts, self.dimension or 0)
 
     def _ask(self, batch: list[str]) -> NDArray[np.float64]:
         body = {

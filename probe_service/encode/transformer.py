@@ -1,19 +1,12 @@
-"""Encoders that run here: sentence-transformers modules put together from a checkpoint, and their forward pass."""
+"""sentence-transformers modules put together from a checkpoint, and checked."""
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import logging
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from probe_service.encode.batching import split_by_work
-from probe_service.encode.protocol import DIGEST_BYTES, EncodedTexts, digest_texts, to_unit_length
 from probe_service.encode.weights import CheckpointFiles
 from probe_service.errors import EncoderError
 from probe_service.known_encoders import KnownEncoder
@@ -23,7 +16,6 @@ if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
 __all__ = [
-    "ModuleEncoder",
     "build_known",
     "build_saved",
     "check_structure",
@@ -36,151 +28,6 @@ _STRUCTURE_TEXT = "A short text shows whether the pooler of the checkpoint is re
 _STRUCTURE_TOLERANCE = 1e-4
 # transformers renames these on reading checkpoints that were converted from TensorFlow.
 _LEGACY_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
-
-
-class ModuleEncoder:
-    """Encode with sentence-transformers modules on one device, in float32, shortest texts first.
-
-    Args:
-        model: The modules, already on their device.
-        prompt: Text put before every text, or None.
-    """
-
-    def __init__(self, model: SentenceTransformer, prompt: str | None = None) -> None:
-        self.model = model.eval()
-        self.prompt = prompt
-        self.dimension = int(model.get_embedding_dimension() or 0)
-        self.max_length = maximum_length(model)
-        # A fast tokenizer keeps its truncation as state and fails when two threads use it at once.
-        self._one_at_a_time = threading.Lock()
-
-    def encode(self, texts: Sequence[str]) -> EncodedTexts:
-        """Return the unit vectors of the texts.
-
-        Args:
-            texts: n texts. Lone surrogates, which no tokenizer takes, are read as U+FFFD.
-
-        Returns:
-            n vectors of width d, with what the tokenizer cut.
-
-        Raises:
-            EncoderError: encoder_out_of_memory, encoder_failed.
-        """
-        encoded = EncodedTexts.empty(len(texts), self.dimension)
-        for rows, call in self.calls(texts):
-            with self._one_at_a_time:
-                batch = self._encode_batch(call)
-            encoded.vectors[rows] = batch.vectors
-            encoded.was_truncated[rows] = batch.was_truncated
-            encoded.input_digests[rows] = batch.input_digests
-        return encoded
-
-    def calls(self, texts: Sequence[str]) -> Iterator[tuple[list[int], list[str]]]:
-        """Split texts into calls of the model: their rows, and what the tokenizer is given for them."""
-        readable = [text.encode("utf-8", "surrogatepass").decode("utf-8", "replace") for text in texts]
-        by_length = sorted(range(len(readable)), key=lambda row: len(readable[row]))
-        start = 0
-        on_cpu = self.model.device.type == "cpu"
-        for call in split_by_work([readable[row] for row in by_length], self.max_length, on_cpu=on_cpu):
-            yield by_length[start : start + len(call)], call
-            start += len(call)
-
-    @property
-    def dropout_rates(self) -> tuple[float, ...]:
-        """The different dropout rates above 0 that the modules were made with, ascending."""
-        import torch
-
-        found = set()
-        for module in self.model.modules():
-            if isinstance(module, torch.nn.Dropout):
-                found.add(float(module.p))
-            # Some attentions and recurrent layers drop by themselves, at a rate that is a plain number.
-            found |= {
-                rate for name, rate in vars(module).items() if "dropout" in name and isinstance(rate, float)
-            }
-        return tuple(sorted(rate for rate in found if rate > 0.0))
-
-    def dropout_views(self, call: list[str], seed: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Return the vectors of one call's texts from two passes with dropout on, (b, d) each, of any length.
-
-        Args:
-            call: The texts of one call.
-            seed: Of torch's generator during the two passes; its state is put back afterwards.
-
-        Raises:
-            EncoderError: encoder_out_of_memory, encoder_failed.
-        """
-        import torch
-
-        on_gpu = [self.model.device] if self.model.device.type == "cuda" else []
-        with self._one_at_a_time, torch.random.fork_rng(on_gpu), self._running(len(call)):
-            torch.manual_seed(seed)
-            features = self.model.preprocess(call, prompt=self.prompt)
-            try:
-                # Not the dropout modules alone: an attention drops its weights by a flag of its own. Only what would
-                # learn from the texts in training, a batch normalisation, stays as it is.
-                for module in self.model.modules():
-                    module.training = not hasattr(module, "running_mean")
-                return self._forward(features), self._forward(features)
-            finally:
-                self.model.eval()
-
-    def _encode_batch(self, texts: list[str]) -> EncodedTexts:
-        with self._running(len(texts)):
-            features = self.model.preprocess(texts, prompt=self.prompt)
-            digests, was_truncated = self._inspect(texts, features)
-            vectors = self._forward(features)
-        return EncodedTexts(to_unit_length(vectors), was_truncated, digests)
-
-    def _forward(self, features: dict[str, Any]) -> NDArray[np.float32]:
-        import torch
-
-        on_device = {
-            name: value.to(self.model.device) if isinstance(value, torch.Tensor) else value
-            for name, value in features.items()
-        }
-        vectors: NDArray[np.float32] = self.model(on_device)["sentence_embedding"].float().cpu().numpy()
-        return vectors
-
-    @contextlib.contextmanager
-    def _running(self, count: int) -> Iterator[None]:
-        """Run the model without gradients, on `count` texts, with its errors translated."""
-        import torch
-
-        try:
-            with torch.inference_mode():
-                yield
-        except torch.OutOfMemoryError as error:
-            raise EncoderError(
-                "encoder_out_of_memory",
-                f"The device {self.model.device} has too little free memory for a batch of {count} texts.",
-            ) from error
-        except (RuntimeError, ValueError, IndexError, TypeError) as error:
-            raise EncoderError("encoder_failed", f"The model failed on a batch of texts: {error}") from error
-
-    def _inspect(self, texts: list[str], features: dict[str, Any]) -> tuple[Any, Any]:
-        """Digest the token ids of each row, and find the rows that the tokenizer cut."""
-        digests = np.zeros((len(texts), DIGEST_BYTES), dtype=np.uint8)
-        was_truncated = np.zeros(len(texts), dtype=np.bool_)
-        ids, mask = features.get("input_ids"), features.get("attention_mask")
-        if ids is None or mask is None or ids.ndim != 2:
-            for row, digest in enumerate(digest_texts(texts)):
-                digests[row] = np.frombuffer(digest, dtype=np.uint8)
-            return digests, was_truncated
-        id_rows, mask_rows = ids.cpu().numpy(), mask.cpu().numpy().astype(bool)
-        for row in range(len(texts)):
-            fed = np.ascontiguousarray(id_rows[row][mask_rows[row]], dtype="<i8").tobytes()
-            digests[row] = np.frombuffer(
-                hashlib.blake2b(fed, digest_size=DIGEST_BYTES).digest(), dtype=np.uint8
-            )
-        # Only a row as long as the limit can have been cut; those few are counted again without the limit.
-        full = np.flatnonzero(mask_rows.sum(axis=1) >= (self.max_length or np.inf))
-        if full.size:
-            whole = self.model.tokenizer(
-                [(self.prompt or "") + texts[row] for row in full], truncation=False, verbose=False
-            )["input_ids"]
-            was_truncated[full] = [len(tokens) > (self.max_length or np.inf) for tokens in whole]
-        return digests, was_truncated
 
 
 def build_known(known: KnownEncoder, files: CheckpointFiles, device: str) -> SentenceTransformer:

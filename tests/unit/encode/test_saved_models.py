@@ -70,7 +70,7 @@ def test_local_folder_with_its_own_pooling_is_normalised(tmp_path: Path) -> None
 
     # "cat " * 90 is longer than the 64 positions of the model; without a cap torch would fail on it.
     np.testing.assert_allclose(
-        loaded.encoder.encode(SENTENCES).vectors, max_pooled_by_hand(folder, SENTENCES), atol=2e-6
+        loaded.encoder.encode(SENTENCES).vectors, max_pooled_by_hand(folder, SENTENCES), atol=5e-6
     )
     info = loaded.info
     assert (info.pooling, info.dimension, info.max_length, info.revision) == ("max", 32, 64, None)
@@ -85,7 +85,7 @@ def test_default_prompt_is_used_and_reported(tmp_path: Path) -> None:
 
     assert loaded.info.prompt == "dogs run "
     with_prompt = max_pooled_by_hand(folder, [f"dogs run {text}" for text in SENTENCES])
-    np.testing.assert_allclose(loaded.encoder.encode(SENTENCES).vectors, with_prompt, atol=2e-6)
+    np.testing.assert_allclose(loaded.encoder.encode(SENTENCES).vectors, with_prompt, atol=5e-6)
 
 
 def test_hub_name_from_the_cache_reports_the_commit(tmp_path: Path, hub_cache: Path) -> None:

@@ -55,7 +55,7 @@ def test_supervised_vectors_are_the_pooler_output(
 
     # 66 rows of RoBERTa's position table are 64 tokens: it begins after the padding index 1.
     expected = vectors_of_transformers(folder, SENTENCES, 64, "pooler_output")
-    np.testing.assert_allclose(encoded.vectors, expected, atol=2e-6)
+    np.testing.assert_allclose(encoded.vectors, expected, atol=5e-6)
     assert loaded.info.max_length == 64
     assert encoded.was_truncated.tolist() == [False] * 4 + [True] + [False] * 3
     assert loaded.info.revision == COMMIT
@@ -74,7 +74,7 @@ def test_unsupervised_vectors_are_the_first_token_before_the_pooler(
     encoded = load_encoder(name, CPU).encoder.encode(SENTENCES)
 
     np.testing.assert_allclose(
-        encoded.vectors, vectors_of_transformers(folder, SENTENCES, 64, "first_token"), atol=2e-6
+        encoded.vectors, vectors_of_transformers(folder, SENTENCES, 64, "first_token"), atol=5e-6
     )
     assert (
         np.abs(encoded.vectors - vectors_of_transformers(folder, SENTENCES, 64, "pooler_output")).max() > 0.1
@@ -89,7 +89,7 @@ def test_full_hub_name_gets_the_same_recipe(hub_cache: Path) -> None:
     np.testing.assert_allclose(
         loaded.encoder.encode(SENTENCES).vectors,
         vectors_of_transformers(folder, SENTENCES, 64, "pooler_output"),
-        atol=2e-6,
+        atol=5e-6,
     )
 
 
@@ -100,7 +100,7 @@ def test_names_with_a_base_prefix_are_understood(hub_cache: Path) -> None:
     encoded = load_encoder("simcse-bert-base", CPU).encoder.encode(SENTENCES)
 
     np.testing.assert_allclose(
-        encoded.vectors, vectors_of_transformers(folder, SENTENCES, 64, "pooler_output"), atol=2e-6
+        encoded.vectors, vectors_of_transformers(folder, SENTENCES, 64, "pooler_output"), atol=5e-6
     )
 
 
