@@ -116,7 +116,7 @@ def compare(
                 say(f"{subject.label}: every size {number}/{len(tasks)}, {part}/{len(parts)}")
                 task.run(each)
     overlap, common = _overlap(a, b)
-    same_vectors = common is not None and _same_vectors(a.population, b.population, common)
+    unchanged = _unchanged(a, b, common) if overlap.coupling is CouplingKind.SAME_ROWS else frozenset()
     compared = []
     for size in sizes:
         say(f"both at N = {size}")
@@ -124,7 +124,7 @@ def compare(
             sides = (_apart(size, a, 0, checkpoint), _apart(size, b, _SEED_APART, checkpoint))
         else:
             sides = _together(size, a, b, common, checkpoint)
-        figures = compare_figures(size, *sides, coupled=common is not None, same_vectors=same_vectors)
+        figures = compare_figures(size, *sides, coupled=common is not None, unchanged=unchanged)
         verdict, statement = _verdict(size, figures[SHARE])
         compared.append(
             SizeComparison(
@@ -277,16 +277,25 @@ def _overlap(a: _Subject, b: _Subject) -> tuple[RowOverlap, CommonBatches | None
     return overlap, batches
 
 
-def _same_vectors(a: Population, b: Population, common: CommonBatches) -> bool:
-    """Whether the two are the same rows but for their order and what is known about them."""
-    if len(a) != len(b) or (a.positives is None) != (b.positives is None):
-        return False
-    rows_a, rows_b = common.pools(np.arange(len(a)))
-    if not np.array_equal(a.anchors[rows_a], b.anchors[rows_b]):
-        return False
-    return (
-        a.positives is None or b.positives is None or np.array_equal(a.positives[rows_a], b.positives[rows_b])
-    )
+def _unchanged(a: _Subject, b: _Subject, common: CommonBatches | None) -> frozenset[str]:
+    """Figures that cannot differ between two sides with the same rows."""
+    assert common is not None
+    rows = common.pools(np.arange(len(a.population)))
+    found: list[str] = []
+
+    def same(column: str) -> bool:
+        values = [getattr(side.population, column) for side in (a, b)]
+        if any(each is None for each in values):
+            return all(each is None for each in values)
+        first, second = (np.asarray(each)[at] for each, at in zip(values, rows, strict=True))
+        return bool(np.array_equal(first, second))
+
+    if same("anchors") and same("positives"):
+        found += ["top_k_mean", "hardest_negative"]
+    judged = all(side.shares.setting.complete and side.shares.setting.plain for side in (a, b))
+    if judged and same("groups"):
+        found += ["false_negatives_per_anchor", "anchors_with_false_negative"]
+    return frozenset(found)
 
 
 def _row_keys(

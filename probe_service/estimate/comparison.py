@@ -6,7 +6,7 @@ interval; where they were measured apart, the limits of both sides do.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -33,9 +33,7 @@ Measured = Mapping[str, Floats]
 
 CLOSED = "closed form over the whole corpus"
 NOTHING_KNOWN = "no row of the corpus has a known false negative"
-SAME_VECTORS = "the same vectors on both sides"
-SIMILARITIES = {"top_k_mean", "hardest_negative"}
-"""Figures that depend on the vectors alone, neither on the evidence nor on the temperature."""
+UNCHANGED = "the same rows on both sides, with all that this depends on"
 TOO_FEW_ROWS = "no interval: too few rows are encoded for sub-pools of batches this large"
 
 
@@ -170,7 +168,7 @@ def independent_difference(a: Reading, b: Reading) -> Estimate:
 
 
 def compare_figures(
-    size: int, a: Side, b: Side, *, coupled: bool, same_vectors: bool = False
+    size: int, a: Side, b: Side, *, coupled: bool, unchanged: Set[str] = frozenset()
 ) -> dict[str, FigureComparison]:
     """Compare every figure of STATISTICS §1 that both sides have, at one batch size.
 
@@ -183,7 +181,7 @@ def compare_figures(
         a: What was measured of A.
         b: What was measured of B.
         coupled: Whether batch r of A and batch r of B, and the sub-pools, were drawn together.
-        same_vectors: Whether both have the same rows with the same vectors, so that their similarities cannot differ.
+        unchanged: Figures that cannot differ, since all that they depend on is the same on both sides.
 
     Returns:
         By name of the field in `CurvePoint`.
@@ -198,10 +196,9 @@ def compare_figures(
         for name in of_a
         if name in of_b and name not in left_out
     }
-    if same_vectors:
-        none = Estimate(value=0.0, low=0.0, high=0.0, method=SAME_VECTORS)
-        for name in SIMILARITIES & compared.keys():
-            compared[name] = compared[name].model_copy(update={"difference": none, "width_share": None})
+    for name in unchanged & compared.keys():
+        none = Estimate(value=0.0, low=0.0, high=0.0, method=UNCHANGED)
+        compared[name] = compared[name].model_copy(update={"difference": none, "width_share": None})
     return compared
 
 

@@ -204,7 +204,7 @@ def test_vectors_alone_are_matched_by_vector_or_by_place(world, home):
 def test_another_temperature_is_compared_on_the_same_batches(world, home):
     rows, _ = world
     a = write(home / "a.jsonl", rows)
-    report = compared(a, a, "--batch-sizes", "120", "--temperature-b", "0.5", "--method", "sampled")
+    report = compared(a, a, "--batch-sizes", "5", "--temperature-b", "0.5", "--max-rows", "100")
     assert (report.a.request.temperature, report.b.request.temperature) == (0.05, 0.5)
     assert report.sizes[0].verdict == "better"
     for name in ("top_k_mean", "hardest_negative"):
