@@ -1155,7 +1155,8 @@ class TrialRequest(Noun):
         0.2, gt=0, lt=1, description="Of the rows; without effect where held_out_where is given."
     )
     losses: tuple[TrialLoss, ...] | None = Field(
-        None, description="Null: all five; oracle_masking only where false negatives are known."
+        None,
+        description="Null: all five, for images infonce and flatnce; oracle_masking only where false negatives are known.",
     )
     batch_sizes: tuple[int, ...] | None = Field(None, description="Null: those of the mode that fit.")
     temperatures: tuple[float, ...] | None = Field(None, description="Null: that of the mode.")

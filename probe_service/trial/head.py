@@ -13,14 +13,13 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from probe_service.schemas import TrialCell, TrialCurvePoint, TrialLossKind, TrialRequest
-from probe_service.trial.objective import objective
 from probe_service.trial.plan import TUNING_SHARE, Run
 from probe_service.trial.retrieval import Relevance, retrieval_scores
 from probe_service.trial.rows import Rows, TrialRows
+from probe_service.trial.training import objective, optimize
 
 __all__ = ["FrozenRows", "HeadTrial"]
 
-CURVE_POINTS = 5
 CURVE_QUERIES = 500
 """Held-out queries behind a point of a learning curve; the final scores use all."""
 
@@ -89,63 +88,43 @@ class HeadTrial:
 
     def train(self, run: Run, checkpoint: Callable[[], None]) -> TrialCell:
         """Train one head on all training rows and evaluate it on the held-out ones."""
-        curve: list[TrialCurvePoint] = []
-
-        def note(step: int, loss: float, head: nn.Module) -> None:
-            scores = self._held_out.scores(head, few=True)
-            curve.append(TrialCurvePoint(step=step, loss=loss, score=scores[self.metric]))
-
-        head = self._fit(self._training, run, checkpoint, note)
-        return TrialCell(
-            loss=run.loss.name,
-            batch_size=run.batch_size,
-            temperature=run.temperature,
-            seed=run.seed,
-            learning_rate=run.learning_rate,
-            steps=run.steps,
-            examples=run.steps * run.batch_size,
-            scores=self._held_out.scores(head),
-            curve=curve,
-        )
+        head, curve = self._fit(self._training, run, checkpoint, self._held_out)
+        return run.finished(self._held_out.scores(head), curve)
 
     def tuning_score(self, run: Run, checkpoint: Callable[[], None]) -> float:
         """Train on most of the training rows and return the metric on the others."""
-        head = self._fit(
-            self._training.subset(self._tuning_rest), run, checkpoint, lambda _step, _loss, _head: None
-        )
+        head, _ = self._fit(self._training.subset(self._tuning_rest), run, checkpoint, None)
         part = _Evaluation(self._training.subset(self._tuning_part), self._request.recall_at)
         return part.scores(head)[self.metric]
 
     def _fit(
-        self,
-        frozen: FrozenRows,
-        run: Run,
-        checkpoint: Callable[[], None],
-        note: Callable[[int, float, nn.Module], None],
-    ) -> nn.Module:
-        """Train a head; `note` is told a few times what the loss was since it was told before."""
+        self, frozen: FrozenRows, run: Run, checkpoint: Callable[[], None], curve_on: _Evaluation | None
+    ) -> tuple[nn.Module, list[TrialCurvePoint]]:
+        """Train a head; return it with its learning curve, where there are rows to draw it on."""
         streams = run.streams(self._request.seed)
         rng, loss_of = streams.batches(), objective(run, streams.noise())
         anchors, positives = torch.from_numpy(frozen.anchors), torch.from_numpy(frozen.positives)
         head = _head(self._request, anchors.shape[1], streams.weights())
-        optimizer = torch.optim.Adam(head.parameters(), lr=run.learning_rate)
-        noted = {-(-run.steps * point // CURVE_POINTS) for point in range(1, CURVE_POINTS + 1)}
-        losses: list[float] = []
-        for step in range(1, run.steps + 1):
-            checkpoint()
+
+        def loss_of_batch() -> Tensor:
             batch = frozen.rows.draw(run.batch_size, rng)
             mask: Tensor | None = None
             if run.loss.kind is TrialLossKind.ORACLE_MASKING:
                 mask = torch.from_numpy(frozen.rows.negatives(batch))
-            loss = loss_of(head(anchors[batch.anchors]), head(positives[batch.positives]), mask)
-            optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-            losses.append(loss.item())
-            if step in noted:
-                note(step, float(np.mean(losses)), head)
-                losses.clear()
-        return head
+            return loss_of(head(anchors[batch.anchors]), head(positives[batch.positives]), mask)
+
+        def score() -> float:
+            assert curve_on is not None
+            return curve_on.scores(head, few=True)[self.metric]
+
+        curve = optimize(
+            head.parameters(),
+            loss_of_batch,
+            run,
+            score=None if curve_on is None else score,
+            checkpoint=checkpoint,
+        )
+        return head, curve
 
 
 class _Evaluation:

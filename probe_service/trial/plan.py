@@ -8,7 +8,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from probe_service.errors import RequestError
-from probe_service.schemas import TrialLoss, TrialLossKind, TrialMode, TrialRequest
+from probe_service.schemas import (
+    TrialCell,
+    TrialCurvePoint,
+    TrialLoss,
+    TrialLossKind,
+    TrialMode,
+    TrialRequest,
+)
 
 __all__ = ["TUNING_SEED", "TUNING_SHARE", "Run", "Streams", "TrialPlan"]
 
@@ -22,6 +29,7 @@ TUNING_SHARE = 0.2
 class _Defaults:
     """What a mode does where the request does not say."""
 
+    losses: tuple[TrialLossKind, ...]
     batch_sizes: tuple[int, ...]
     temperatures: tuple[float, ...]
     steps: int
@@ -29,9 +37,17 @@ class _Defaults:
 
 
 _DEFAULTS = {
-    TrialMode.HEAD: _Defaults((4, 16, 64, 256, 1024), (0.05,), 200, (0.001, 0.003, 0.01)),
-    TrialMode.FULL: _Defaults((64,), (0.05,), 200, (1e-5, 3e-5, 1e-4)),
-    TrialMode.IMAGES: _Defaults((8, 32, 128, 512, 1024), (0.2,), 200, (0.001, 0.003, 0.01)),
+    TrialMode.HEAD: _Defaults(
+        tuple(TrialLossKind), (4, 16, 64, 256, 1024), (0.05,), 200, (0.001, 0.003, 0.01)
+    ),
+    TrialMode.FULL: _Defaults(tuple(TrialLossKind), (64,), (0.05,), 200, (1e-5, 3e-5, 1e-4)),
+    TrialMode.IMAGES: _Defaults(
+        (TrialLossKind.INFONCE, TrialLossKind.FLATNCE),
+        (8, 32, 128, 512, 1024),
+        (0.2,),
+        200,
+        (0.001, 0.003, 0.01),
+    ),
 }
 
 
@@ -90,6 +106,20 @@ class Run:
         """A guess of what it costs, in no unit."""
         return self.steps * (1.0 + self.batch_size / 64 + (self.batch_size / 256) ** 2)
 
+    def finished(self, scores: dict[str, float], curve: list[TrialCurvePoint]) -> TrialCell:
+        """The cell that the run leaves."""
+        return TrialCell(
+            loss=self.loss.name,
+            batch_size=self.batch_size,
+            temperature=self.temperature,
+            seed=self.seed,
+            learning_rate=self.learning_rate,
+            steps=self.steps,
+            examples=self.steps * self.batch_size,
+            scores=scores,
+            curve=curve,
+        )
+
     def streams(self, root: int) -> Streams:
         """The generators of the run, under the seed of the request."""
         return Streams(root, self.seed, self.batch_size)
@@ -141,7 +171,7 @@ class TrialPlan:
                 f"A batch of {largest} needs {largest} rows, but only {rows} are there to train on once others are held out.",
                 column="batch_sizes",
             )
-        kinds = [kind for kind in TrialLossKind if any_known or kind is not TrialLossKind.ORACLE_MASKING]
+        kinds = [kind for kind in defaults.losses if any_known or kind is not TrialLossKind.ORACLE_MASKING]
         losses = request.losses or tuple(TrialLoss.model_validate({"kind": kind}) for kind in kinds)
         if not any_known and any(loss.kind is TrialLossKind.ORACLE_MASKING for loss in losses):
             raise RequestError(

@@ -20,6 +20,7 @@ from probe_service.schemas import (
     ReportWarning,
     TrialCell,
     TrialLossKind,
+    TrialMode,
     TrialReport,
     TrialRequest,
     TunedRate,
@@ -28,6 +29,7 @@ from probe_service.settings import Settings
 from probe_service.trial.folder import TrialFolder
 from probe_service.trial.frozen import FrozenCorpus, Step
 from probe_service.trial.head import HeadTrial
+from probe_service.trial.images import ImageTrial
 from probe_service.trial.plan import TUNING_SHARE, Run, TrialPlan
 from probe_service.trial.report import masking_gains, rank_correlation, trial_table
 
@@ -116,19 +118,28 @@ def run_trial(
         The report.
 
     Raises:
-        RequestError: ``trial_folder_in_use``, ``trial_needs_corpus``, ``trial_needs_positives``,
+        RequestError: ``trial_folder_in_use``, ``trial_needs_corpus``, ``trial_takes_no_corpus``,
+            ``trial_needs_positives``,
             ``trial_nothing_held_out``, ``trial_nothing_to_mask``, ``batch_size_too_large``.
         ProbeError: Bad input, an encoder that cannot be used, storage that fails.
     """
     clock = _Clock(execute, on_progress)
-    if source is None:
-        raise RequestError("trial_needs_corpus", f"A trial of mode {request.mode} needs a corpus.")
-    corpus = FrozenCorpus(request, source, name, kept.scratch, settings, clock.step, checkpoint)
-    kept.claim(request, corpus.read())
+    corpus = None
+    if request.mode is TrialMode.IMAGES:
+        if source is not None:
+            raise RequestError(
+                "trial_takes_no_corpus", "A trial on images brings its own; leave the corpus out."
+            )
+        kept.claim(request, [])
+    else:
+        if source is None:
+            raise RequestError("trial_needs_corpus", f"A trial of mode {request.mode} needs a corpus.")
+        corpus = FrozenCorpus(request, source, name, kept.scratch, settings, clock.step, checkpoint)
+        kept.claim(request, corpus.read())
     known = kept.report()
     if known is not None and known.complete:
         return known
-    setting = _frozen_setting(request, corpus, kept, clock.step)
+    setting = _image_setting(request) if corpus is None else _head_setting(request, corpus, kept, clock.step)
     trainer, plan = setting.trainer, setting.plan
 
     def before() -> Json:
@@ -161,7 +172,7 @@ def run_trial(
     return report
 
 
-def _frozen_setting(request: TrialRequest, corpus: FrozenCorpus, kept: TrialFolder, step: Step) -> Setting:
+def _head_setting(request: TrialRequest, corpus: FrozenCorpus, kept: TrialFolder, step: Step) -> Setting:
     """Lay out a corpus for heads."""
     corpus.encode()
     training = corpus.training
@@ -191,6 +202,21 @@ def _frozen_setting(request: TrialRequest, corpus: FrozenCorpus, kept: TrialFold
         held_out=corpus.describe_held_out(),
         predicted=predicted,
         warnings=corpus.warnings(),
+    )
+
+
+def _image_setting(request: TrialRequest) -> Setting:
+    trainer = ImageTrial(request)
+    return Setting(
+        trainer=trainer,
+        plan=TrialPlan.from_request(request, rows=trainer.rows, any_known=True),
+        corpus=None,
+        encoder=None,
+        training_rows=trainer.training_rows,
+        training_rows_left_out=0,
+        held_out=trainer.describe_held_out(),
+        predicted={},
+        warnings=[],
     )
 
 

@@ -177,6 +177,27 @@ def test_rows_without_positives_and_missing_files(tmp_path, capsys):
     assert "[trial_needs_corpus]" in capsys.readouterr().err
 
 
+def test_images_need_no_corpus(corpus, capsys):
+    quick = [
+        "--mode",
+        "images",
+        "--batch-sizes",
+        "8",
+        "--steps",
+        "3",
+        "--num-seeds",
+        "2",
+        "--learning-rates",
+        "0.003",
+    ]
+    report = report_of(capsys, *quick)
+    assert [(row.loss, row.num_seeds) for row in report.table] == [("infonce", 2), ("flatnce", 2)]
+    assert report.corpus is None
+    assert report == report_of(capsys, *quick)
+    assert _run(["trial", corpus, *quick]) == 2
+    assert "[trial_takes_no_corpus]" in capsys.readouterr().err
+
+
 def test_a_killed_trial_goes_on_with_the_same_command(corpus, tmp_path, capsys):
     out = tmp_path / "out"
     arguments = [
