@@ -67,7 +67,12 @@ export function duplicatesSection(report) {
   const drop = report.advice.drop_duplicates;
   const found = report.corpus.duplicates;
   if (!drop || drop.rows_to_drop.length === 0) {
-    return card("Rows to drop", h("p", { class: "empty" }, "No text comes twice; there is nothing to drop."));
+    const repeats = plural(found.normalized, "row repeats", "rows repeat");
+    const said =
+      found.normalized > 0
+        ? `${repeats} an earlier row, but what dropping them does was not measured.`
+        : "No text comes twice; there is nothing to drop.";
+    return card("Rows to drop", h("p", { class: "empty" }, said));
   }
   const shown = drop.rows_to_drop.slice(0, ROWS_SHOWN);
   const more = drop.rows_to_drop.length - shown.length;

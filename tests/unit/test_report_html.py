@@ -350,6 +350,11 @@ def test_the_lower_end_of_the_window_is_said():
     assert facts["What helps"] == "Compute the loss in float32. Use FlatNCE."
 
 
+def test_repeated_rows_without_a_measured_effect_are_not_denied():
+    assert "19 rows repeat an earlier row, but what dropping them does was not measured." in page("detailed").text
+    assert "There are no repeated rows" not in page("detailed").text
+
+
 def test_nothing_is_shown_of_what_a_report_does_not_have():
     text = page("full").text
     for words in (
