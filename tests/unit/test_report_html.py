@@ -351,7 +351,10 @@ def test_the_lower_end_of_the_window_is_said():
 
 
 def test_repeated_rows_without_a_measured_effect_are_not_denied():
-    assert "19 rows repeat an earlier row, but what dropping them does was not measured." in page("detailed").text
+    assert (
+        "19 rows repeat an earlier row, but what dropping them does was not measured."
+        in page("detailed").text
+    )
     assert "There are no repeated rows" not in page("detailed").text
 
 
