@@ -87,7 +87,7 @@ class Measurement:
         population = work.population
         self.shares = self._shares_of(population, None, detailed=True)
         self.distinct: Shares | None = None
-        if max(2, min(work.sizes)) <= len(work.distinct_rows) < len(population):
+        if 2 <= len(work.distinct_rows) < len(population):
             self.distinct = self._shares_of(work.distinct_population, work.distinct_rows, detailed=False)
         self.pairs, self.histograms = SimilarPairs(work), Histograms(population, work.scratch)
         gaussians = [
