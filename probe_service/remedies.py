@@ -56,7 +56,9 @@ class Remedies:
             return
         if work.corpus.anchors is not None:
             draws = EpochDraws(self._waiting_sampler, work.training_rows, population.plan)
-            self._no_duplicates = shares.batches(self._size, name="no-duplicates", draws=draws)
+            self._no_duplicates = shares.batches(
+                self._size, name="no-duplicates", draws=draws, shares_alone=True
+            )
         count = min(MOST_ROWS_TO_DROP, int(len(population) * SHARE_OF_ROWS_TO_DROP))
         self._harmful = sorted(row.row for row in self._detail.harmful_rows(count))
         if not self._harmful:
@@ -71,7 +73,7 @@ class Remedies:
             None,
             work.scratch,
         )
-        self._without_harmful = rest, rest.batches(self._size)
+        self._without_harmful = rest, rest.batches(self._size, shares_alone=True)
 
     @property
     def _waiting_sampler(self) -> SamplerOptions:

@@ -221,6 +221,8 @@ class Epoch:
         After resampling, the devices of one step may hold the same row.
         """
         world = self.sampler.world_size if self.sampler.gather else 1
+        if world == 1:
+            return self.device_batches
         return tuple(
             np.concatenate(self.device_batches[first : first + world])
             for first in range(0, len(self.device_batches), world)
@@ -268,7 +270,10 @@ def draw_epoch(sampler: BatchSampler, rows: TrainingRows, rng: Permutations) -> 
     dealt = len(given) // sampler.world_size * sampler.world_size
     device_batches = tuple(np.array(batch, dtype=np.int64) for batch in given[:dealt])
     places = sum(map(len, device_batches))
-    used = len(np.unique(np.concatenate(device_batches))) if device_batches else 0
+    in_some = np.zeros(len(rows), dtype=bool)
+    for batch in device_batches:
+        in_some[batch] = True
+    used = int(in_some.sum())
     return Epoch(
         sampler=sampler,
         device_batches=device_batches,
@@ -376,7 +381,10 @@ def _pass_without_duplicates(
     half of all rows have costs no more than another.
     """
     lines: dict[int, list[tuple[int, int]]] = {}
-    fresh = enumerate(order.tolist())
+    rows: list[int] = order.tolist()
+    # Most rows of most corpora share no text with any; they fill a batch by stretches.
+    sharing = [*(at for at, row in enumerate(rows) if shared_texts[row]), len(rows)]
+    reached = passed = 0
     while True:
         batch: list[int] = []
         texts: set[int] = set()
@@ -399,15 +407,22 @@ def _pass_without_duplicates(
                 heappush(lines.setdefault(blocking, []), held)
                 if line:
                     heappush(heads, (line[0], text))
-        while len(batch) < size and (following := next(fresh, None)) is not None:
-            shared = shared_texts[following[1]]
+        while len(batch) < size and reached < len(rows):
+            stretch = min(sharing[passed], reached + size - len(batch))
+            batch += rows[reached:stretch]
+            reached = stretch
+            if len(batch) == size or reached == len(rows):
+                break
+            row = rows[reached]
+            shared = shared_texts[row]
             blocking = _first_of(shared, texts)
             if blocking is None:
-                batch.append(following[1])
+                batch.append(row)
                 texts.update(shared)
             else:
-                heappush(lines.setdefault(blocking, []), following)
-                delayed.add(following[1])
+                heappush(lines.setdefault(blocking, []), (reached, row))
+                delayed.add(row)
+            reached, passed = reached + 1, passed + 1
         if not batch:
             return
         yield batch

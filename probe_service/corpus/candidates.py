@@ -204,9 +204,12 @@ def draw_hard_negatives(
             count=len(lacking),
         )
     places = np.empty((len(numbers), wanted), dtype=np.int64)
-    for row, number in enumerate(numbers if wanted else ()):
+    for number in np.unique(numbers) if wanted else ():
         copies = max(1, -(-wanted // int(number)))
-        places[row] = rng.choice(int(number) * copies, wanted, replace=False) % number
+        alike = np.flatnonzero(numbers == number)
+        # The first few of a random order: those of random keys.
+        order = rng.random((len(alike), int(number) * copies)).argsort(axis=1)
+        places[alike] = order[:, :wanted] % number
     return HardNegativeDraw(
         places=places,
         rows_repeating=int((numbers < wanted).sum()),

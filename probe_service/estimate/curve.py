@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from functools import partial
+from functools import cached_property, partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -118,6 +118,11 @@ class Setting:
     inferred: bool
     hard_negatives: bool
 
+    @cached_property
+    def partners(self) -> NDArray[np.int64]:
+        """(m,) known false negatives of each row among all others."""
+        return self.evidence.false_negative_counts()
+
 
 def curve_point(
     size: int,
@@ -147,7 +152,7 @@ def curve_point(
     whole = measured.whole
     pairs = size * (size - 1) // (1 if setting.ordered_pairs else 2)
     ranks = whole["top_k"].shape[1]
-    partners = evidence.false_negative_counts()
+    partners = setting.partners
 
     def cosine_mean(name: str, rank: int | None = None) -> Estimate:
         def column(m: Measured) -> Interval:
@@ -324,8 +329,7 @@ class _Figures:
 
     def __init__(self, size: int, measured: SizeMeasurements, setting: Setting) -> None:
         self._size, self._measured, self._plan = size, measured, setting.plan
-        known = setting.evidence.false_negative_counts().any()
-        self.anything_known = bool(known) or not setting.plain
+        self.anything_known = bool(setting.partners.any()) or not setting.plain
 
     def share(self, name: str) -> Estimate:
         """The mean of a share."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,9 +67,8 @@ class SamplingPlan:
         """Rows of one sub-pool; all rows for `WHOLE`."""
         if pool == WHOLE:
             return np.arange(self.rows_encoded, dtype=np.int64)
-        order = self._rng(_POOLS).permutation(self.rows_encoded)
-        size = self.rows_encoded // SUB_POOLS
-        return np.sort(order[pool * size : (pool + 1) * size]).astype(np.int64)
+        rows: NDArray[np.int64] = self._pools[pool]
+        return rows
 
     def batches(self, size: int, pool: int, first: int, count: int) -> NDArray[np.int64]:
         """(count, N) rows of batches first … first + count − 1, each drawn without replacement."""
@@ -87,6 +87,13 @@ class SamplingPlan:
     def null_rng(self, size: int, number: int) -> np.random.Generator:
         """The generator of one null batch."""
         return self._rng(_NULLS, size, number)
+
+    @cached_property
+    def _pools(self) -> NDArray[np.int64]:
+        """(K, m / K) rows of every sub-pool."""
+        order = self._rng(_POOLS).permutation(self.rows_encoded)
+        size = self.rows_encoded // SUB_POOLS
+        return np.sort(order[: SUB_POOLS * size].reshape(SUB_POOLS, size), axis=1).astype(np.int64)
 
     def _rng(self, *stream: int) -> np.random.Generator:
         return np.random.default_rng([self.seed, *stream])

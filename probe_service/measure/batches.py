@@ -50,6 +50,7 @@ class Batches:
         softmaxes: What is measured on them.
         plan: Of the population: which rows are in which pool.
         scratch: Where results go.
+        shares_alone: Whether ranks and counts of similarities are left out.
     """
 
     def __init__(
@@ -61,9 +62,12 @@ class Batches:
         softmaxes: Softmaxes,
         plan: SamplingPlan,
         scratch: Scratch,
+        *,
+        shares_alone: bool = False,
     ) -> None:
         self._name, self.size, self._dimension = name, size, dimension
         self._draws, self._softmaxes, self._plan, self._scratch = draws, softmaxes, plan, scratch
+        self._shares_alone = shares_alone
 
     @property
     def name(self) -> str:
@@ -90,7 +94,9 @@ class Batches:
         columns: dict[str, NDArray[np.float64]] = {}
         if given:
             rng = self._draws.rng(self.size, part.pool, part.first)
-            measured = self._softmaxes.measure(np.concatenate(given), rng, self._scratch.checkpoint)
+            measured = self._softmaxes.measure(
+                np.concatenate(given), rng, self._scratch.checkpoint, similarities=not self._shares_alone
+            )
             columns = {field.name: getattr(measured, field.name) for field in fields(BatchMeasurements)}
             counts = np.array([len(unit) for unit in given])
             if self._draws.units is not BatchUnits.BATCHES:

@@ -59,8 +59,8 @@ class PairListing:
         known = np.zeros(len(pairs), dtype=bool)
         for start in range(0, len(pairs), _KNOWN_AT_ONCE):
             self._scratch.checkpoint()
-            marked = population.evidence.known_pairs(pairs[start : start + _KNOWN_AT_ONCE])
-            known[start + marked.batch[marked.anchor == 0]] = True
+            marked = population.evidence.known_pairs(pairs[start : start + _KNOWN_AT_ONCE], slice(0, 1))
+            known[start + marked.batch] = True
         self._scratch.save_columns(
             f"{self.name}.npz",
             {

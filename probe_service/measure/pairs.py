@@ -130,11 +130,11 @@ class Histograms:
 def _known_flags(work: Workspace, i: NDArray[np.int64], j: NDArray[np.int64]) -> list[bool | None]:
     """True, False or unjudged (None) for each pair of encoded rows."""
     unjudged = work.evidence.unjudged_rows
-    flags: list[bool | None] = []
-    for a, b in zip(i.tolist(), j.tolist(), strict=True):
-        pair = work.evidence.known_pairs(np.array([[a, b]]), slice(0, 1))
-        if len(pair.anchor):
-            flags.append(True)
-        else:
-            flags.append(None if unjudged is not None and bool(unjudged[a] | unjudged[b]) else False)
+    pairs = np.stack([i, j], axis=1)
+    flags: list[bool | None] = [False] * len(pairs)
+    if unjudged is not None:
+        for place in np.flatnonzero(unjudged[i] | unjudged[j]):
+            flags[place] = None
+    for place in work.evidence.known_pairs(pairs, slice(0, 1)).batch:
+        flags[place] = True
     return flags

@@ -95,7 +95,9 @@ class Shares:
         else:
             self._ladder = sorted({*ladder(length, devices), *(size for size in sizes if size <= length)})
 
-    def batches(self, size: int, *, name: str | None = None, draws: Draws | None = None) -> Batches:
+    def batches(
+        self, size: int, *, name: str | None = None, draws: Draws | None = None, shares_alone: bool = False
+    ) -> Batches:
         """Batches of one size; by another sampler where `draws` says so, under a name of their own."""
         return Batches(
             name or self.population.name,
@@ -105,6 +107,7 @@ class Shares:
             self.softmaxes,
             self.population.plan,
             self._scratch,
+            shares_alone=shares_alone,
         )
 
     def listed_curve(self, size: int) -> ListedCurve | None:
@@ -118,7 +121,9 @@ class Shares:
     def tasks(self, *, measured: Sequence[int] = ()) -> list[Task]:
         """What the search for n_max needs, but for batches of sizes that are measured anyhow."""
         tasks: list[Task] = [task for task in (self.all_pairs, self.listing, self._scan) if task is not None]
-        return tasks + [self.batches(size) for size in self._ladder if size not in measured]
+        return tasks + [
+            self.batches(size, shares_alone=True) for size in self._ladder if size not in measured
+        ]
 
     @cached_property
     def scan(self) -> ShareScan | None:

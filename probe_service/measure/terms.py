@@ -133,7 +133,12 @@ class Softmaxes:
         )
 
     def measure(
-        self, batches: Rows, rng: np.random.Generator, checkpoint: Callable[[], None]
+        self,
+        batches: Rows,
+        rng: np.random.Generator,
+        checkpoint: Callable[[], None],
+        *,
+        similarities: bool = True,
     ) -> BatchMeasurements:
         """Measure batches of one size.
 
@@ -141,6 +146,7 @@ class Softmaxes:
             batches: (b, N) rows.
             rng: Chooses hard negatives where a row has more than it brings.
             checkpoint: Called often; may raise.
+            similarities: Whether ranks and counts of similarities are wanted beside the shares.
 
         Returns:
             Of the b batches, in order; shares are means over the softmaxes where there are several.
@@ -150,9 +156,12 @@ class Softmaxes:
         for start in range(0, len(batches), step):
             stack = batches[start : start + step]
             chosen = self._choose(stack, rng)
-            found.append(
-                _mean([self._measure_softmax(terms, stack, chosen, checkpoint) for terms in self._softmaxes])
-            )
+            of_each = []
+            for number, terms in enumerate(self._softmaxes):
+                # Similarities are those of the first softmax.
+                curve = similarities and number == 0
+                of_each.append(self._measure_softmax(terms, stack, chosen, checkpoint, curve=curve))
+            found.append(_mean(of_each))
         return BatchMeasurements.concatenate(found)
 
     def draw_pair(self, batch: Rows, rng: np.random.Generator) -> DrawnCandidate:
@@ -241,7 +250,13 @@ class Softmaxes:
         return chosen.reshape(*batches.shape, negatives.per_row)
 
     def _measure_softmax(
-        self, terms: list[_Term], rows: Rows, chosen: Rows | None, checkpoint: Callable[[], None]
+        self,
+        terms: list[_Term],
+        rows: Rows,
+        chosen: Rows | None,
+        checkpoint: Callable[[], None],
+        *,
+        curve: bool,
     ) -> BatchMeasurements:
         first, *others = terms
         population = self._population
@@ -261,8 +276,8 @@ class Softmaxes:
             torch.from_numpy(first.left[rows]),
             None if sentences else torch.from_numpy(first.right[rows]),
             temperature=self._temperature,
-            k=self._k,
-            thresholds=SIMILARITY_THRESHOLDS,
+            k=self._k if curve else 0,
+            thresholds=SIMILARITY_THRESHOLDS if curve else (),
             known=_pairs_of(tiers.known, rows),
             certain=None if tiers.certain is None else _pairs_of(tiers.certain, rows),
             inferred=None if tiers.inferred is None else _pairs_of(tiers.inferred, rows),

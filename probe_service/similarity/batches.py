@@ -149,7 +149,7 @@ def batch_top_k(anchors: torch.Tensor, candidates: torch.Tensor | None, *, k: in
     for rows in _blocks(anchors, anchors.shape[1]):
         similarities = anchors[:, rows] @ right.transpose(1, 2)
         _leave_out_own(similarities, rows)
-        best.add(similarities, rows, unordered=candidates is None)
+        best.add(_each_once(similarities, rows) if candidates is None else similarities)
     return best.values()
 
 
@@ -194,7 +194,7 @@ def measure_batches(
         anchors: (b, N, d) float32 unit rows; b > 1 only where b·N² fits one block.
         candidates: (b, N, d) the positives, by position; None for sentences.
         temperature: T > 0.
-        k: Ranks of `top_k`.
+        k: Ranks of `top_k`; 0 leaves them out.
         thresholds: Of `pairs_above`.
         known: Known false negatives; None if none is known.
         certain: Those of the certain tier; None: the same as `known`.
@@ -214,6 +214,7 @@ def measure_batches(
     batches, size, _ = anchors.shape
     right = anchors if candidates is None else candidates
     columns_in_all = size + sum(block.right.shape[1] for block in further)
+    unordered = candidates is None
     top, masked_top = _TopValues(batches, k), _TopValues(batches, k)
     above = np.zeros((batches, len(thresholds)))
     found: dict[str, list[Floats]] = {}
@@ -225,20 +226,16 @@ def measure_batches(
         checkpoint()
         in_batch = anchors[:, rows] @ right.transpose(1, 2)
         own = _leave_out_own(in_batch, rows)
-        top.add(in_batch, rows, unordered=candidates is None)
         hardest = in_batch.amax(dim=2)
         for t, threshold in enumerate(thresholds):
             if float(hardest.max()) >= threshold:
                 above[:, t] += (in_batch >= threshold).sum(dim=(1, 2)).numpy()
         marked = _Marked(rows, known, certain, inferred, further, size)
-        masked = marked.known.within(size)
-        if masked is not None:
-            without = in_batch.clone()
-            without[masked] = -torch.inf
-            masked_top.add(without, rows, unordered=candidates is None)
-            del without
-        else:
-            masked_top.add(in_batch, rows, unordered=candidates is None)
+        if k:
+            pairs = _each_once(in_batch, rows) if unordered else in_batch
+            top.add(pairs)
+            masked = marked.known.within(size)
+            masked_top.add(pairs if masked is None else _without(pairs, masked))
         similarities, own_hard, other_hard = _all_terms(in_batch, rows, further)
         open_pairs = _unjudged_pairs(similarities, rows, unjudged, further)
         worst = (
@@ -250,7 +247,7 @@ def measure_batches(
         chances = None
         if borrowed is not None and open_pairs is not None:
             chances = _chances(similarities, open_pairs & ~own_hard, borrowed)
-        maxima = similarities.amax(dim=2)
+        maxima = similarities.amax(dim=2) if further else hardest
         weights = similarities.sub_(maxima[:, :, None]).div_(temperature).exp_()
         mass = weights.sum(dim=2, dtype=torch.float64)
         false_mass, false_n = marked.known.sums(weights)
@@ -352,6 +349,18 @@ def _leave_out_own(similarities: torch.Tensor, rows: slice) -> torch.Tensor:
     return own
 
 
+def _each_once(similarities: torch.Tensor, rows: slice) -> torch.Tensor:
+    """The similarities of unordered pairs at their lower position; −inf at the other."""
+    below = torch.ones(similarities.shape[1:], dtype=torch.bool).tril_(rows.start)
+    return similarities.masked_fill(below, -torch.inf)
+
+
+def _without(similarities: torch.Tensor, masked: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    kept = similarities.clone()
+    kept[masked] = -torch.inf
+    return kept
+
+
 class _TopValues:
     """The k largest negative similarities of each batch, over its blocks."""
 
@@ -359,17 +368,12 @@ class _TopValues:
         self._k = k
         self._values = torch.empty((batches, 0))
 
-    def add(self, similarities: torch.Tensor, rows: slice, *, unordered: bool) -> None:
-        """Take in rows; what is left out holds −inf. Unordered pairs count at their lower position."""
-        if unordered:
-            right = similarities[:, :, rows.start :]
-            below = torch.ones(right.shape[1:], dtype=torch.bool).tril_()
-            right = right.masked_fill(below, -torch.inf)
-        else:
-            right = similarities
+    def add(self, similarities: torch.Tensor) -> None:
+        """Take in rows; what is left out holds −inf."""
         # The k largest entries lie in the k rows with the largest maxima.
-        best_rows = right.amax(dim=2).topk(min(self._k, right.shape[1]), dim=1).indices
-        chosen = torch.gather(right, 1, best_rows[:, :, None].expand(-1, -1, right.shape[2])).flatten(1)
+        best_rows = similarities.amax(dim=2).topk(min(self._k, similarities.shape[1]), dim=1).indices
+        columns = best_rows[:, :, None].expand(-1, -1, similarities.shape[2])
+        chosen = torch.gather(similarities, 1, columns).flatten(1)
         found = chosen.topk(min(self._k, chosen.shape[1]), dim=1).values
         merged = torch.cat([self._values, found], dim=1)
         self._values = merged.topk(min(self._k, merged.shape[1]), dim=1).values
