@@ -120,21 +120,7 @@ def compare(
     compared = []
     for size in sizes:
         say(f"both at N = {size}")
-        if common is None:
-            sides = (_apart(size, a, 0, checkpoint), _apart(size, b, _SEED_APART, checkpoint))
-        else:
-            sides = _together(size, a, b, common, checkpoint)
-        figures = compare_figures(size, *sides, coupled=common is not None, unchanged=unchanged)
-        verdict, statement = _verdict(size, figures[SHARE])
-        compared.append(
-            SizeComparison(
-                batch_size=size,
-                num_batches=len(sides[0].whole["false_share"]),
-                figures=figures,
-                verdict=verdict,
-                statement=statement,
-            )
-        )
+        compared.append(_compare_size(size, a, b, common, unchanged, checkpoint))
     return ComparisonReport(
         a=a.described(),
         b=b.described(),
@@ -228,6 +214,30 @@ def _lay_out(
     work.gather()
     work.find_floor()
     return work
+
+
+def _compare_size(
+    size: int,
+    a: _Subject,
+    b: _Subject,
+    common: CommonBatches | None,
+    unchanged: frozenset[str],
+    checkpoint: Callable[[], None],
+) -> SizeComparison:
+    """Measure both sides at one size, and compare them."""
+    if common is None:
+        sides = (_apart(size, a, 0, checkpoint), _apart(size, b, _SEED_APART, checkpoint))
+    else:
+        sides = _together(size, a, b, common, checkpoint)
+    figures = compare_figures(size, *sides, coupled=common is not None, unchanged=unchanged)
+    verdict, statement = _verdict(size, figures[SHARE])
+    return SizeComparison(
+        batch_size=size,
+        num_batches=len(sides[0].whole["false_share"]),
+        figures=figures,
+        verdict=verdict,
+        statement=statement,
+    )
 
 
 # ------------------------------------------------------------------------------------------------------- which batches
