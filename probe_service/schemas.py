@@ -1174,6 +1174,12 @@ class TrialRequest(Noun):
     )
     head: Literal["linear", "mlp"] = Field("linear", description="Of the mode `head`.")
     head_width: int = Field(128, ge=2, le=4096, description="Length of the vectors that the head gives.")
+    max_length: int | None = Field(
+        None,
+        ge=4,
+        le=8192,
+        description="Of the mode `full`: tokens of a text in training. Null: 32 for sentences, else the encoder's own.",
+    )
     recall_at: int = Field(10, ge=1, le=1000, description="k of recall@k.")
     seed: int = Field(0, ge=0, lt=2**63)
 

@@ -38,6 +38,10 @@ class Settings(BaseSettings):
         "float32",
         description="Of the products of matrices in encoders that run here; bfloat16 is faster and less exact.",
     )
+    sts: Path | None = Field(
+        None,
+        description="Folder of the seven STS tasks (sts12.jsonl.gz …), by which trials judge trained encoders.",
+    )
     allowed_encoders: tuple[str, ...] | None = Field(
         None, description="Encoders that requests may name (JSON list); if unset, the known ones only."
     )

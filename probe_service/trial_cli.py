@@ -81,6 +81,12 @@ class _Losses(click.ParamType[tuple[dict[str, Any], ...]]):
 @option("--held-out-share", type=float, help="Share of the rows to hold out otherwise [0.2].")
 @option("--head", type=click.Choice(["linear", "mlp"]), help="[linear]")
 @option("--head-width", type=int, help="Numbers that the head gives [128].")
+@option("--max-length", type=int, help="Tokens of a text in training, of mode full [32 for sentences].")
+@option(
+    "--sts",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Folder of the seven STS tasks, which judge a whole encoder.",
+)
 @option("--recall-at", type=int, help="k of recall@k [10].")
 @reading_options
 @option(
@@ -89,7 +95,9 @@ class _Losses(click.ParamType[tuple[dict[str, Any], ...]]):
     help="Keep each finished cell in this folder: killed, the same command goes on there.",
 )
 @option("--json", "json_file", help="Write the report as JSON to this file; - is stdout.")
-def trial(corpus: str | None, out: Path | None, json_file: str | None, **options: Any) -> int:
+def trial(
+    corpus: str | None, out: Path | None, json_file: str | None, sts: Path | None, **options: Any
+) -> int:
     """Train on CORPUS with every loss at every batch size, and evaluate on held-out rows.
 
     What `oracle_masking` gains over `infonce` is what the known false negatives cost; the share S that the probe predicts
@@ -121,7 +129,7 @@ def trial(corpus: str | None, out: Path | None, json_file: str | None, **options
                 request,
                 corpus if hub or corpus is None else Path(corpus),
                 TrialFolder(out or Path(folder)),
-                settings=read_settings(),
+                settings=read_settings(sts=sts),
                 name=corpus or "digits" if hub or corpus is None else Path(corpus).name,
                 on_progress=line.show,
                 on_report=show,

@@ -3,7 +3,7 @@
 from probe_service.encode.cache import CacheHits, VectorCache, encode_with_cache
 from probe_service.encode.canaries import Canary, record_canaries
 from probe_service.encode.dropout import DropoutSimilarities, dropout_similarities
-from probe_service.encode.load import default_encoder_name, load_encoder
+from probe_service.encode.load import default_encoder_name, load_encoder, load_for_training
 from probe_service.encode.protocol import EncodedTexts, Encoder, LoadedEncoder
 from probe_service.encode.same_meaning import SimilarityFloor, same_meaning_similarity_floor
 
@@ -20,6 +20,7 @@ __all__ = [
     "dropout_similarities",
     "encode_with_cache",
     "load_encoder",
+    "load_for_training",
     "record_canaries",
     "same_meaning_similarity_floor",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from probe_service.encode.canaries import check_canaries
 from probe_service.encode.module_encoder import ModuleEncoder
@@ -24,7 +24,10 @@ from probe_service.known_encoders import KnownEncoder, find_known_encoder
 from probe_service.schemas import EncoderInfo
 from probe_service.settings import EncodeDtype, Settings
 
-__all__ = ["default_encoder_name", "load_encoder"]
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
+__all__ = ["default_encoder_name", "load_encoder", "load_for_training"]
 
 _loaded: dict[tuple[str, str, str], LoadedEncoder] = {}
 _loading = threading.Lock()
@@ -69,6 +72,30 @@ def load_encoder(name: str, settings: Settings) -> LoadedEncoder:
                 _load_saved(name, device, dtype) if known is None else _load_known(known, device, dtype)
             )
         return _loaded[key]
+
+
+def load_for_training(name: str, settings: Settings) -> SentenceTransformer:
+    """Return the modules of an encoder as its checkpoint has them: a copy of one's own, for training.
+
+    Args:
+        name: As for `load_encoder`, which checks it first.
+        settings: Chooses the device.
+
+    Raises:
+        EncoderError: As of `load_encoder`; encoder_not_trainable for one that runs elsewhere.
+    """
+    from probe_service.encode.transformer import build_known, build_saved
+
+    if name.startswith(REMOTE_PREFIX):
+        raise EncoderError(
+            "encoder_not_trainable",
+            f"{name} runs on a server; only an encoder that is loaded here can be trained.",
+        )
+    load_encoder(name, settings)
+    device, known = _resolve_device(settings), find_known_encoder(name)
+    if known is None:
+        return build_saved(locate_by_name(name), device)
+    return build_known(known, locate_known(known), device)
 
 
 def _load_known(known: KnownEncoder, device: str, dtype: EncodeDtype) -> LoadedEncoder:

@@ -1,10 +1,8 @@
-"""From a corpus to the rows of a trial: read, encode, hold some out; and what the probe predicts for them."""
+"""From a corpus to rows with frozen vectors; and what the probe predicts for them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,20 +10,14 @@ import numpy as np
 from probe_service.errors import RequestError
 from probe_service.estimate import Evidence
 from probe_service.measure import Shares
-from probe_service.schemas import Estimate, HeldOutRows, Phase, ProbeRequest, ReportWarning, TrialRequest
+from probe_service.schemas import Estimate, HeldOutRows, Phase, ReportWarning, TrialRequest
 from probe_service.scratch import Scratch
-from probe_service.settings import Settings
 from probe_service.trial.head import FrozenRows
+from probe_service.trial.reading import Step, TrialCorpus, check_sides, describe_held_out
 from probe_service.trial.rows import Rows, TrialRows
 from probe_service.workspace import Workspace
 
-__all__ = ["FrozenCorpus", "Step"]
-
-Step = Callable[..., Any]
-"""Runs one step: ``step(phase, name, function, *json_arguments)``."""
-
-MOST_HELD_OUT = 5000
-"""Held-out rows that are read, where they are read apart: evaluation compares all with all."""
+__all__ = ["FrozenCorpus"]
 
 
 @dataclass(frozen=True)
@@ -83,93 +75,40 @@ class _Side:
 
 
 class FrozenCorpus:
-    """A corpus as a trial needs it.
+    """The rows of a trial of heads, encoded and divided.
 
     Args:
+        corpus: What was read.
         request: Of the trial.
-        source: Path of the corpus, or a Hugging Face name (``hf:…``).
-        name: Name of the corpus in the report.
-        folder: Where intermediate results go.
-        settings: Of the service.
         step: Runs one step.
-        checkpoint: Called often in long steps; may raise to cancel.
+
+    Raises:
+        RequestError: ``trial_needs_positives``; ``trial_nothing_held_out``.
+        ProbeError: An encoder that cannot be used, storage that fails.
     """
 
-    def __init__(
-        self,
-        request: TrialRequest,
-        source: Path | str,
-        name: str,
-        folder: Path,
-        settings: Settings,
-        step: Step,
-        checkpoint: Callable[[], None],
-    ) -> None:
-        self._request, self._step = request, step
-        asked = ProbeRequest(encoder=request.encoder, corpus=request.corpus, seed=request.seed)
-        self._works = [Workspace(asked, source, name, folder / "training", settings, checkpoint)]
-        if request.held_out_where:
-            changed = {"where": request.held_out_where, "max_rows": MOST_HELD_OUT}
-            apart = asked.model_copy(update={"corpus": request.corpus.model_copy(update=changed)})
-            self._works.append(Workspace(apart, source, name, folder / "held-out", settings, checkpoint))
-        self._asked = asked
-        self._parts: list[int] = []
-        self._split_whole = True
-
-    def read(self) -> list[str]:
-        """Read the rows and return the content hashes of what was read."""
-
-        def read(work: Workspace) -> dict[str, Any]:
-            return {**work.read(), "sha256": work.corpus.info.sha256}
-
-        found = [
-            self._step(Phase.READING, f"read the {side} rows", read, work)
-            for side, work in zip(("training", "held-out"), self._works, strict=False)
-        ]
-        self._parts = [each["parts"] for each in found]
-        return [each["sha256"] for each in found]
-
-    def encode(self) -> None:
-        """Lay out the vectors of all rows, and divide them.
-
-        Raises:
-            RequestError: ``trial_needs_positives``; ``trial_nothing_held_out``.
-        """
-        if any(self._parts):
-            self._step(Phase.LOADING, "load the encoder", self._works[0].load)
-        for side, work, parts in zip(("training", "held-out"), self._works, self._parts, strict=False):
-            for part in range(parts):
-                self._step(Phase.ENCODING, f"encode {side} part {part}", work.encode, part)
-            self._step(Phase.ENCODING, f"gather the {side} vectors", work.gather)
-            self._step(Phase.ENCODING, f"find the {side} floor", work.find_floor)
-        training = _Side.of(self._works[0])
-        if len(self._works) == 2:
-            held_out = _Side.of(self._works[1])
+    def __init__(self, corpus: TrialCorpus, request: TrialRequest, step: Step) -> None:
+        self._corpus, self._request = corpus, request
+        if any(corpus.parts.values()):
+            step(Phase.LOADING, "load the encoder", corpus.training.load)
+        for side, work in corpus.sides.items():
+            for part in range(corpus.parts[side]):
+                step(Phase.ENCODING, f"encode {side} part {part}", work.encode, part)
+            step(Phase.ENCODING, f"gather the {side} vectors", work.gather)
+            step(Phase.ENCODING, f"find the {side} floor", work.find_floor)
+        training, self._split_whole = _Side.of(corpus.training), True
+        without_group = corpus.training.corpus_info.rows_encoded - len(training.places)
+        if corpus.held_out is not None:
+            self._held_out = _Side.of(corpus.held_out)
         else:
-            share, rng = self._request.held_out_share, np.random.default_rng([self._request.seed, 5])
+            share, rng = request.held_out_share, np.random.default_rng([request.seed, 5])
             self._split_whole = training.rows.splits_whole(share)
-            rest, apart_rows = training.rows.split(share, rng)
-            training, held_out = training.subset(rest), training.subset(apart_rows)
-        company = training.with_company
-        self.rows_left_out = self.work.corpus_info.rows_encoded - len(company)
-        if len(self._works) == 1:
-            self.rows_left_out -= len(held_out.places)
-        self._training, self._held_out = training.subset(company), held_out
-        answerable = len(held_out.rows.relevance().answerable)
-        if min(self._training.rows.num_units, held_out.rows.num_units) < 2 or not answerable:
-            kind = "anchors" if held_out.rows.own_positives else "groups"
-            raise RequestError(
-                "trial_nothing_held_out",
-                f"{len(company)} rows of {self._training.rows.num_units} {kind} are there to train on, and {len(held_out.rows)} "
-                f"of {held_out.rows.num_units} to evaluate on, of which {answerable} have an answer among the others; at "
-                f"least 2 {kind} each and one answer are needed.",
-                column="held_out_share",
-            )
-
-    @property
-    def work(self) -> Workspace:
-        """The workspace of the training rows."""
-        return self._works[0]
+            rest, apart = training.rows.split(share, rng)
+            training, self._held_out = training.subset(rest), training.subset(apart)
+        self._training = training.subset(training.with_company)
+        alone = len(training.places) - len(self._training.places)
+        self.rows_left_out = without_group + alone
+        check_sides(self._training.rows, self._held_out.rows)
 
     @property
     def training(self) -> FrozenRows:
@@ -183,32 +122,18 @@ class FrozenCorpus:
 
     def describe_held_out(self) -> HeldOutRows:
         """What is held out, in words and numbers."""
-        rows = len(self._held_out.rows)
-        queries = len(self._held_out.rows.relevance().answerable)
-        kind = "pairs" if self._held_out.rows.own_positives else "whole groups"
-        if not self._split_whole:
-            kind = "rows of every group"
-        where = " and ".join(f"{column} = {value}" for column, value in self._request.held_out_where.items())
-        return HeldOutRows(
-            description=f"rows with {where}"
-            if where
-            else f"{kind} drawn at random with about {self._request.held_out_share:g} of the rows",
-            rows=rows,
-            queries=queries,
-            queries_left_out=rows - queries,
-        )
+        return describe_held_out(self._request, self._held_out.rows, split_whole=self._split_whole)
 
     def predicted(self, sizes: list[int], temperature: float) -> dict[int, Estimate]:
         """S of the training rows at some batch sizes, before any training; sizes too large for an interval are left out."""
-        rows = self._training.places
-        request = self._asked.model_copy(update={"temperature": temperature})
+        work, rows = self._corpus.training, self._training.places
         shares = Shares(
-            self.work.population.subset("training", rows, self._request.seed),
+            work.population.subset("training", rows, self._request.seed),
             sizes,
-            request,
-            lambda: self.work.training_rows(rows),
+            self._corpus.asked.model_copy(update={"temperature": temperature}),
+            lambda: work.training_rows(rows),
             None,
-            Scratch(self.work.scratch.file(f"shares-T{temperature:g}"), self.work.scratch.checkpoint),
+            Scratch(work.scratch.file(f"shares-T{temperature:g}"), work.scratch.checkpoint),
         )
         for task in shares.tasks():
             for part in task.parts():

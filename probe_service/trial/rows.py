@@ -111,6 +111,12 @@ class TrialRows:
         return bool(self.evidence.false_negative_counts().any())
 
     @property
+    def any_grouped(self) -> bool:
+        """Whether any two rows are known by their group to mean the same."""
+        group = self.evidence.group
+        return group is not None and bool((np.bincount(group[group >= 0], minlength=1) > 1).any())
+
+    @property
     def _unit(self) -> Rows:
         """(n,) what keeps rows together."""
         unit = self.evidence.anchor_text if self.own_positives else self.evidence.group

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from probe_service.encode import default_encoder_name, load_encoder, load_for_training
 from probe_service.errors import RequestError
 from probe_service.schemas import (
     CorpusInfo,
@@ -27,11 +28,14 @@ from probe_service.schemas import (
 )
 from probe_service.settings import Settings
 from probe_service.trial.folder import TrialFolder
-from probe_service.trial.frozen import FrozenCorpus, Step
+from probe_service.trial.frozen import FrozenCorpus
 from probe_service.trial.head import HeadTrial
 from probe_service.trial.images import ImageTrial
 from probe_service.trial.plan import TUNING_SHARE, Run, TrialPlan
+from probe_service.trial.reading import Step, TrialCorpus
 from probe_service.trial.report import masking_gains, rank_correlation, trial_table
+from probe_service.trial.sts import read_sts, read_sts_dev
+from probe_service.trial.texts import TextCorpus
 
 __all__ = ["run_trial"]
 
@@ -134,12 +138,17 @@ def run_trial(
     else:
         if source is None:
             raise RequestError("trial_needs_corpus", f"A trial of mode {request.mode} needs a corpus.")
-        corpus = FrozenCorpus(request, source, name, kept.scratch, settings, clock.step, checkpoint)
-        kept.claim(request, corpus.read())
+        corpus = TrialCorpus(request, source, name, kept.scratch, settings, checkpoint)
+        kept.claim(request, corpus.read(clock.step))
     known = kept.report()
     if known is not None and known.complete:
         return known
-    setting = _image_setting(request) if corpus is None else _head_setting(request, corpus, kept, clock.step)
+    if corpus is None:
+        setting = _image_setting(request)
+    elif request.mode is TrialMode.HEAD:
+        setting = _head_setting(request, corpus, kept, clock.step)
+    else:
+        setting = _full_setting(request, corpus, kept, settings)
     trainer, plan = setting.trainer, setting.plan
 
     def before() -> Json:
@@ -172,16 +181,16 @@ def run_trial(
     return report
 
 
-def _head_setting(request: TrialRequest, corpus: FrozenCorpus, kept: TrialFolder, step: Step) -> Setting:
-    """Lay out a corpus for heads."""
-    corpus.encode()
-    training = corpus.training
-    trainer = HeadTrial(training, corpus.held_out, request)
+def _head_setting(request: TrialRequest, corpus: TrialCorpus, kept: TrialFolder, step: Step) -> Setting:
+    """Encode a corpus, for heads."""
+    frozen = FrozenCorpus(corpus, request, step)
+    training = frozen.training
+    trainer = HeadTrial(training, frozen.held_out, request)
     plan = TrialPlan.from_request(request, rows=trainer.rows, any_known=training.rows.any_known)
 
     def predict(temperature: float) -> Json:
         def measure() -> Json:
-            found = corpus.predicted(list(plan.batch_sizes), temperature)
+            found = frozen.predicted(list(plan.batch_sizes), temperature)
             return {str(size): estimate.model_dump(mode="json") for size, estimate in found.items()}
 
         return kept.once(f"predicted/T{temperature:g}", measure)
@@ -195,13 +204,39 @@ def _head_setting(request: TrialRequest, corpus: FrozenCorpus, kept: TrialFolder
     return Setting(
         trainer=trainer,
         plan=plan,
-        corpus=corpus.work.corpus_info,
-        encoder=corpus.work.encoder_info,
+        corpus=corpus.training.corpus_info,
+        encoder=corpus.training.encoder_info,
         training_rows=len(training.rows),
-        training_rows_left_out=corpus.rows_left_out,
-        held_out=corpus.describe_held_out(),
+        training_rows_left_out=frozen.rows_left_out,
+        held_out=frozen.describe_held_out(),
         predicted=predicted,
-        warnings=corpus.warnings(),
+        warnings=frozen.warnings(),
+    )
+
+
+def _full_setting(
+    request: TrialRequest, corpus: TrialCorpus, kept: TrialFolder, settings: Settings
+) -> Setting:
+    """Load an encoder, to train it."""
+    # The trainer of sentence-transformers takes seconds to import, and only this mode needs it.
+    from probe_service.trial.full import FullTrial, Sts
+
+    sts = None if settings.sts is None else Sts(read_sts(settings.sts), read_sts_dev(settings.sts))
+    texts = TextCorpus(corpus, request, with_sts=sts is not None)
+    name = request.encoder or default_encoder_name(settings)
+    base = load_for_training(name, settings)
+    trainer = FullTrial(base, texts.training, texts.dev, texts.held_out, sts, request, kept.scratch / "runs")
+    training = texts.training.rows
+    return Setting(
+        trainer=trainer,
+        plan=TrialPlan.from_request(request, rows=len(training), any_known=training.any_grouped),
+        corpus=corpus.training.corpus.info,
+        encoder=load_encoder(name, settings).info,
+        training_rows=len(training),
+        training_rows_left_out=0,
+        held_out=texts.describe_held_out(),
+        predicted={},
+        warnings=[],
     )
 
 

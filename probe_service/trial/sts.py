@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,7 @@ from probe_service.errors import InputError
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
-__all__ = ["StsScores", "StsTask", "read_sts", "read_sts_dev", "sts_correlation", "sts_scores"]
+__all__ = ["StsScores", "StsTask", "embed", "read_sts", "read_sts_dev", "sts_correlation", "sts_scores"]
 
 TASKS = ("sts12", "sts13", "sts14", "sts15", "sts16", "stsb", "sick")
 
@@ -80,29 +80,61 @@ def read_sts_dev(folder: Path) -> StsTask:
     return _read(folder, "stsb", "dev")
 
 
-def sts_scores(model: SentenceTransformer, tasks: Sequence[StsTask], *, batch_size: int = 64) -> StsScores:
+def sts_scores(
+    model: SentenceTransformer,
+    tasks: Sequence[StsTask],
+    *,
+    batch_size: int = 64,
+    checkpoint: Callable[[], None] = lambda: None,
+) -> StsScores:
     """Score a model on some tasks.
 
     Args:
         model: Any sentence-transformers model.
         tasks: As `read_sts` gives them.
         batch_size: Sentences at a time.
+        checkpoint: Called after each batch; may raise to cancel.
     """
-    return StsScores({task.name: sts_correlation(model, task, batch_size=batch_size) for task in tasks})
+    return StsScores(
+        {
+            task.name: sts_correlation(model, task, batch_size=batch_size, checkpoint=checkpoint)
+            for task in tasks
+        }
+    )
 
 
-def sts_correlation(model: SentenceTransformer, task: StsTask, *, batch_size: int = 64) -> float:
+def sts_correlation(
+    model: SentenceTransformer,
+    task: StsTask,
+    *,
+    batch_size: int = 64,
+    checkpoint: Callable[[], None] = lambda: None,
+) -> float:
     """Spearman's correlation of a model's cosines with the scores of one task."""
     sentences = sorted({*task.first, *task.second}, key=lambda text: (len(text), text))
-    found = np.asarray(
-        model.encode(sentences, batch_size=batch_size, show_progress_bar=False), dtype=np.float64
-    )
+    found = embed(model, sentences, batch_size=batch_size, checkpoint=checkpoint).astype(np.float64)
     lengths = np.linalg.norm(found, axis=1, keepdims=True)
     unit = found / np.where(lengths > 0, lengths, 1.0)
     place = {text: at for at, text in enumerate(sentences)}
     first, second = ([place[text] for text in side] for side in (task.first, task.second))
     cosines = np.einsum("nd,nd->n", unit[first], unit[second])
     return float(stats.spearmanr(cosines, task.scores).statistic)
+
+
+def embed(
+    model: SentenceTransformer,
+    sentences: Sequence[str],
+    *,
+    batch_size: int = 64,
+    checkpoint: Callable[[], None] = lambda: None,
+) -> NDArray[np.float32]:
+    """(n, d) vectors of sentences, as the model gives them."""
+    parts = []
+    for start in range(0, len(sentences), batch_size):
+        part = list(sentences[start : start + batch_size])
+        parts.append(model.encode(part, batch_size=batch_size, show_progress_bar=False))
+        checkpoint()
+    return np.concatenate(parts).astype(np.float32)
 
 
 def _read(folder: Path, name: str, split: str) -> StsTask:
