@@ -9,8 +9,8 @@ import numpy as np
 
 from probe_service.corpus import BatchSampler
 from probe_service.errors import RequestError
-from probe_service.estimate import TEMPERATURES, MaskEffect, exact_scan, share_point
-from probe_service.measure import AllPairsInDetail, Batches, EpochDraws, Shares, Task
+from probe_service.estimate import EXACT, TEMPERATURES, ExactShares, MaskEffect, exact_scan, share_point
+from probe_service.measure import AllPairs, AllPairsInDetail, Batches, EpochDraws, Shares, Task
 from probe_service.schemas import (
     BatchSizeLimit,
     ColumnRoles,
@@ -48,14 +48,15 @@ class Remedies:
         self._size = None if self._detail is None else self._detail.deciding_size
         self._harmful: list[int] = []
         self._no_duplicates: Batches | None = None
-        self._without_harmful: tuple[Shares, Batches] | None = None
+        self._without_harmful: AllPairs | None = None
         population = shares.population
         if self._detail is None or self._size is None:
             return
         if not population.evidence.false_negative_counts().any():
             return
-        if work.corpus.anchors is not None:
-            draws = EpochDraws(self._waiting_sampler, work.training_rows, population.plan)
+        rows = work.training_rows() if work.corpus.anchors is not None else None
+        if rows is not None and any(rows.shared_texts):
+            draws = EpochDraws(self._waiting_sampler, lambda: rows, population.plan)
             self._no_duplicates = shares.batches(
                 self._size, name="no-duplicates", draws=draws, shares_alone=True
             )
@@ -64,16 +65,14 @@ class Remedies:
         if not self._harmful:
             return
         kept = np.setdiff1d(np.arange(len(population)), self._harmful)
-        # Batches of their own: the list says which rows to try, not what dropping them gains.
-        rest = Shares(
-            population.subset("without-harmful", kept, request.seed + 2),
+        # A pass of its own: the list says which rows to try, not what dropping them gains.
+        self._without_harmful = AllPairs(
+            population.subset("without-harmful", kept, request.seed),
             [self._size],
-            request,
-            lambda: work.training_rows(kept),
-            None,
-            work.scratch,
+            self._detail.largest,
+            temperature=request.temperature,
+            scratch=work.scratch,
         )
-        self._without_harmful = rest, rest.batches(self._size, shares_alone=True)
 
     @property
     def _waiting_sampler(self) -> SamplerOptions:
@@ -86,7 +85,7 @@ class Remedies:
         if self._no_duplicates is not None:
             found.append(self._no_duplicates)
         if self._without_harmful is not None:
-            found.append(self._without_harmful[1])
+            found.append(self._without_harmful)
         return found
 
     def result(self, curve: Sequence[CurvePoint]) -> list[Remedy]:
@@ -99,7 +98,10 @@ class Remedies:
         if before is None or before.false_negative_softmax_share is None:
             return []
         common = _Common(
-            before.batch_size, before.false_negative_softmax_share, complete=self._shares.setting.complete
+            before.batch_size,
+            before.false_negative_softmax_share,
+            complete=self._shares.setting.complete,
+            whole_corpus=self._shares.setting.plan.whole_corpus,
         )
         return [
             *self._waiting(common),
@@ -157,8 +159,8 @@ class Remedies:
     def _dropping(self, common: _Common) -> list[Remedy]:
         if self._without_harmful is None:
             return []
-        rest, batches = self._without_harmful
-        after = share_point(common.size, batches.result(), rest.setting).estimate
+        shares = self._without_harmful.shares
+        after = common.share_after(shares)
         numbers = self._work.row_numbers(np.array(self._harmful, dtype=np.int64))
         rows = "row that brings" if len(numbers) == 1 else f"{len(numbers)} rows that bring"
         return [
@@ -166,6 +168,7 @@ class Remedies:
                 RemedyKind.DROP_HARMFUL_ROWS,
                 f"Drop the {rows} most of the harm",
                 after,
+                n_max_after=self._limit(shares),
                 effect=f"Without {len(numbers)} of {len(self._work.anchors)} rows {common.change(after)}",
                 rows=numbers,
                 snippet=drop_rows(numbers, rows_read=self._work.corpus_info.rows_read),
@@ -179,10 +182,7 @@ class Remedies:
 
     def _mask(self, common: _Common, effect: MaskEffect) -> Remedy:
         at, value = common.size - 2, effect.mask.value
-        after = common.bounds(float(effect.shares.known[at]), float(effect.shares.worst[at]))
-        limit = exact_scan(effect.shares, complete=common.complete).limit(
-            self._request.budget, assumption=self._assumption
-        )
+        after = common.share_after(effect.shares)
         lost, caught = float(effect.true_push_lost[at]), float(effect.false_push_caught[at])
         what = (
             f"more similar than the positive less {value:g}"
@@ -201,10 +201,19 @@ class Remedies:
             RemedyKind.MASK,
             f"Mask candidates {what}",
             after,
-            n_max_after=limit,
+            n_max_after=self._limit(effect.shares),
             effect=" ".join(said),
             true_push_lost=lost,
             snippet=self._masking_snippet(value) if effect.mask.relative_to_positive else None,
+        )
+
+    def _limit(self, shares: ExactShares) -> BatchSizeLimit | None:
+        """n_max; None where the shares are those of a sample, whose error they do not hold."""
+        setting = self._shares.setting
+        if not setting.plan.whole_corpus:
+            return None
+        return exact_scan(shares, complete=setting.complete).limit(
+            self._request.budget, assumption=self._assumption
         )
 
     def _masking_snippet(self, margin: float) -> str | None:
@@ -242,6 +251,7 @@ class _Common:
     size: int
     share: Estimate
     complete: bool
+    whole_corpus: bool
 
     def remedy(
         self,
@@ -268,27 +278,39 @@ class _Common:
             snippet=snippet,
         )
 
+    def share_after(self, shares: ExactShares) -> Estimate:
+        """S from all pairs: a value, or a lower bound and the worst case above it."""
+        return self.bounds(float(shares.known[self.size - 2]), float(shares.worst[self.size - 2]))
+
     def bounds(self, known: float, worst: float) -> Estimate:
         """S from all pairs: a value, or a lower bound and the worst case above it."""
+        if not self.whole_corpus:
+            return Estimate(
+                value=known, low=None, high=None, method="no interval: all pairs of a sample of the rows"
+            )
         if self.complete:
-            return Estimate(value=known, low=known, high=known, method="exact over all pairs of the corpus")
+            return Estimate(value=known, low=known, high=known, method=EXACT)
         return Estimate(
-            value=known,
-            low=known,
-            high=max(known, worst),
-            method="exact over all pairs of the corpus; upper end: worst case",
+            value=known, low=known, high=max(known, worst), method=f"{EXACT}; upper end: worst case"
         )
 
     def change(self, after: Estimate) -> str:
         """From … to …, as the rest of a sentence."""
-        if self.complete:
-            return f"S at {self.size} rows goes from {self.share.value:.3f} to {after.value:.3f}."
-        ends = [
-            "?" if end is None else f"{end:.3f}"
-            for end in (after.low, after.high, self.share.low, self.share.high)
-        ]
+        ends = (after.low, after.high, self.share.low, self.share.high)
+        if self.complete or None in ends:
+            of_known = "" if self.complete else " of the known pairs"
+            drawn = (
+                f" (between {after.low:.3f} and {after.high:.3f})"
+                if self.complete
+                and after.low is not None
+                and after.high is not None
+                and after.low < after.high
+                else ""
+            )
+            return f"S{of_known} at {self.size} rows goes from {self.share.value:.3f} to {after.value:.3f}{drawn}."
+        low, high, low_before, high_before = (f"{end:.3f}" for end in ends)
         return (
-            f"S at {self.size} rows lies between {ends[0]} and {ends[1]} instead of {ends[2]} and {ends[3]}."
+            f"S at {self.size} rows lies between {low} and {high} instead of {low_before} and {high_before}."
         )
 
 

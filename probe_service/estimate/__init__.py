@@ -14,6 +14,7 @@ from probe_service.estimate.curve import (
 from probe_service.estimate.decomposition import Decomposition, DecompositionAccumulator
 from probe_service.estimate.evidence import BatchPairs, Evidence
 from probe_service.estimate.exact import (
+    EXACT,
     TEMPERATURES,
     ExactFigures,
     ExactShares,
@@ -29,6 +30,7 @@ from probe_service.estimate.sampling import SUB_POOLS, WHOLE, SamplingPlan
 from probe_service.estimate.starvation import starvation_floor
 
 __all__ = [
+    "EXACT",
     "SUB_POOLS",
     "TEMPERATURES",
     "WHOLE",

@@ -1,14 +1,12 @@
-"""A tiny encoder on disk, and probes of small corpora with it."""
+"""A tiny encoder on disk, and probes of small corpora."""
 
 from __future__ import annotations
 
-import json
+from functools import partial
 
 import pytest
 
-from probe_service.probe import run_probe
-from probe_service.schemas import ProbeRequest
-from probe_service.settings import Settings
+from tests.unit.measure.probing import probe_in
 
 
 @pytest.fixture(scope="session")
@@ -29,17 +27,4 @@ def tiny_encoder(tmp_path_factory):
 @pytest.fixture
 def probe_rows(tmp_path):
     """Writes rows as JSON lines and probes them."""
-
-    def probe(rows, *, name="rows", **request):
-        file = tmp_path / f"{name}.jsonl"
-        file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-        return run_probe(
-            ProbeRequest.model_validate({"worst_case_similarity": 0.5} | request),
-            file,
-            tmp_path / f"work-{name}",
-            settings=Settings(home=tmp_path / "home", device="cpu"),
-            job_id="test",
-            name=file.name,
-        )
-
-    return probe
+    return partial(probe_in, tmp_path)
