@@ -13,6 +13,7 @@ from probe_service.charts.reports import ReportChart, figure, report_chart
 from probe_service.charts.sources import source_chart
 from probe_service.charts.specification import Spec, Theme
 from probe_service.charts.temperature import temperature_chart
+from probe_service.charts.trials import masking_chart, trial_chart
 
 __all__ = [
     "ReportChart",
@@ -21,6 +22,7 @@ __all__ = [
     "audit_chart",
     "figure",
     "histogram_chart",
+    "masking_chart",
     "render_png",
     "render_svg",
     "report_chart",
@@ -28,5 +30,6 @@ __all__ = [
     "similarity_chart",
     "source_chart",
     "temperature_chart",
+    "trial_chart",
     "vega_bundle",
 ]

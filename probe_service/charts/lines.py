@@ -153,14 +153,14 @@ class Axes:
             alt.X(f"{self.across.field}:Q").scale(scale).axis(axis).title(f"{self.across.title} (log scale)")
         )
 
-    def y(self, title: str | list[str]) -> alt.Y:
-        """The channel of the value."""
+    def y(self, title: str | list[str], field: str = "value") -> alt.Y:
+        """The channel of the value, or of an end of its interval."""
         import altair as alt
 
         step = 2 if self.ceiling - self.floor > 0.5 else 1
         ticks = [tenth / 10 for tenth in range(-10, 11, step) if self.floor <= tenth / 10 <= self.ceiling]
         return (
-            alt.Y("value:Q")
+            alt.Y(f"{field}:Q")
             .scale(domain=[self.floor, self.ceiling], nice=False)
             .axis(format=".1f", values=ticks)
             .title(title)
@@ -278,7 +278,7 @@ def draw_lines(
         .mark_area()
         .encode(
             x=x,
-            y=alt.Y("low:Q").title(value_title),
+            y=axis.y(value_title, "low"),
             y2="high:Q",
             color=colour,
             detail="series:N",
@@ -293,13 +293,13 @@ def draw_lines(
         ),
         points.transform_filter(bounded & alt.datum.barred)
         .mark_rule(strokeWidth=1.5, opacity=0.8)
-        .encode(x=x, y=alt.Y("low:Q").title(value_title), y2="high:Q", color=colour),
+        .encode(x=x, y=axis.y(value_title, "low"), y2="high:Q", color=colour),
         names.mark_rule(strokeWidth=0.75, opacity=0.5).encode(
             x=x, x2=alt.value(leader_x), y=y, y2="label_value:Q", color=colour
         ),
         names.mark_text(align="left", baseline="middle", fontSize=11).encode(
             x=alt.value(label_x),
-            y=alt.Y("label_value:Q").title(value_title),
+            y=axis.y(value_title, "label_value"),
             text=f"{name_field}:N",
             color=colour,
         ),
