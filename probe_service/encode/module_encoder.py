@@ -273,7 +273,7 @@ class ModuleEncoder:
                 "encoder_out_of_memory",
                 f"The device {self.model.device} has too little free memory for a batch of {count} texts.",
             ) from error
-        except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        except (RuntimeError, ValueError, IndexError, TypeError, AttributeError) as error:
             raise EncoderError("encoder_failed", f"The model failed on a batch of texts: {error}") from error
 
     def _inspect(self, texts: list[str], features: dict[str, Any]) -> tuple[Any, Any]:
