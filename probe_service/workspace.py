@@ -39,7 +39,7 @@ from probe_service.encode import (
     same_meaning_similarity_floor,
 )
 from probe_service.encode.protocol import to_unit_length
-from probe_service.errors import CorpusError, RequestError
+from probe_service.errors import CorpusError, EncoderError, RequestError
 from probe_service.estimate import SUB_POOLS, Evidence, SamplingPlan
 from probe_service.schemas import (
     CorpusInfo,
@@ -220,26 +220,30 @@ class Workspace:
     def gather(self) -> dict[str, Any]:
         """Lay out the vectors of all rows; leave out those that are zero or not finite, and count them."""
         corpus = self.corpus
+        rows = len(corpus)
         truncated: TruncatedRows | None = None
-        positives: NDArray[np.float32] | None = None
+        owner = np.arange(rows)
         if corpus.vectors is not None:
-            anchors, encoder = to_unit_length(corpus.vectors), _supplied_vectors(corpus.vectors)
+            vectors, encoder = to_unit_length(corpus.vectors), _supplied_vectors(corpus.vectors)
         else:
             assert corpus.anchors is not None
             encoder = self._encoder.info
             texts = corpus.anchors + (corpus.positives or [])
+            owner = np.arange(len(texts)) % rows
+            if self._hard_negatives_per_row(corpus):
+                negatives = _negatives_of(corpus)
+                texts += [text for own in negatives for text in own]
+                owner = np.concatenate([owner, np.repeat(np.arange(rows), list(map(len, negatives)))])
             encoded = encode_with_cache(self._encoder, texts, self._cache, checkpoint=self._checkpoint)
-            anchors = encoded.vectors[: len(corpus.anchors)]
-            if corpus.positives is not None:
-                positives = encoded.vectors[len(corpus.anchors) :]
-            truncated = _truncation(corpus, texts, encoded.was_truncated, encoded.input_digests)
-        keep, excluded = _usable(corpus, anchors, positives)
+            vectors = encoded.vectors
+            truncated = _truncation(corpus, texts, owner, encoded.was_truncated, encoded.input_digests)
+        keep, excluded = _usable(corpus, vectors, owner)
         if len(keep) < 2:
             raise CorpusError(
                 "corpus_too_few_rows",
-                f"Only {len(keep)} of {len(anchors)} rows have a usable vector; at least 2 are needed.",
+                f"Only {len(keep)} of {rows} rows have a usable vector; at least 2 are needed.",
             )
-        lost = len(anchors) - len(keep)
+        lost = rows - len(keep)
         info = corpus.info.model_copy(
             update={
                 "truncated": truncated,
@@ -249,13 +253,13 @@ class Workspace:
             }
         )
         self._sizes(info)
-        self.scratch.save_array("anchors.npy", anchors[keep])
-        if positives is not None:
-            self.scratch.save_array("positives.npy", positives[keep])
+        self.scratch.save_array("anchors.npy", vectors[keep])
+        behind = rows
+        if corpus.positives is not None:
+            self.scratch.save_array("positives.npy", vectors[rows + keep])
+            behind = 2 * rows
         if self._hard_negatives_per_row(corpus):
-            texts = [text for row in keep for text in _negatives_of(corpus)[row]]
-            encoded = encode_with_cache(self._encoder, texts, self._cache, checkpoint=self._checkpoint)
-            self.scratch.save_array("hard_negatives.npy", encoded.vectors)
+            self.scratch.save_array("hard_negatives.npy", vectors[behind:][np.isin(owner[behind:], keep)])
         self.scratch.save_array("kept_rows.npy", keep)
         self.scratch.save_text("corpus_info.json", info.model_dump_json())
         self.scratch.save_text("encoder_info.json", encoder.model_dump_json())
@@ -279,6 +283,13 @@ class Workspace:
             seed=self._request.seed + part,
             checkpoint=self._checkpoint,
         )
+        lacking = int(np.isnan(found.similarity).sum())
+        if lacking:
+            raise EncoderError(
+                "encoder_failed",
+                f"With dropout {lacking} of {len(rows)} texts have a vector that is zero or not finite; leave dropout_views out, "
+                "or give pairs.",
+            )
         self.scratch.save_array(f"views-{part}.npy", found.similarity)
         self.scratch.save_text("dropout.json", json.dumps(found.rates))
         return {}
@@ -620,40 +631,45 @@ def _negatives_of(corpus: Corpus) -> list[list[str]]:
 
 
 def _usable(
-    corpus: Corpus, anchors: NDArray[np.float32], positives: NDArray[np.float32] | None
+    corpus: Corpus, vectors: NDArray[np.float32], owner: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], list[ExcludedRows]]:
-    """Rows whose vectors are finite and not zero, and the others by reason."""
-    sides = [anchors] if positives is None else [anchors, positives]
-    finite = np.logical_and.reduce([np.isfinite(side).all(axis=1) for side in sides])
-    zero = np.logical_or.reduce([(side == 0).all(axis=1) for side in sides])
+    """Rows all of whose vectors are finite and not zero, and the others by reason."""
+    rows = len(corpus)
+    finite = np.bincount(owner[~np.isfinite(vectors).all(axis=1)], minlength=rows) == 0
+    zero = np.bincount(owner[(vectors == 0).all(axis=1)], minlength=rows) > 0
     excluded = []
     for reason, bad in (("non_finite_vector", ~finite), ("zero_vector", finite & zero)):
         if bad.any():
-            rows = [int(number) for number in corpus.row_numbers[bad]]
+            numbers = [int(number) for number in corpus.row_numbers[bad]]
             excluded.append(
                 ExcludedRows.model_validate(
-                    {"reason": reason, "count": len(rows), "rows": rows[:LISTED_ROWS]}
+                    {"reason": reason, "count": len(numbers), "rows": numbers[:LISTED_ROWS]}
                 )
             )
     return np.flatnonzero(finite & ~zero).astype(np.int64), excluded
 
 
 def _truncation(
-    corpus: Corpus, texts: list[str], was_truncated: NDArray[np.bool_], digests: NDArray[np.uint8]
+    corpus: Corpus,
+    texts: list[str],
+    owner: NDArray[np.int64],
+    was_truncated: NDArray[np.bool_],
+    digests: NDArray[np.uint8],
 ) -> TruncatedRows:
     """Rows cut by the tokenizer, and those of them that equal another row's text only after the cut."""
-    rows = len(corpus.row_numbers)
+    rows = len(corpus)
     cut = np.zeros(rows, dtype=bool)
     collides = np.zeros(rows, dtype=bool)
     by_digest: dict[bytes, dict[str, list[int]]] = {}
     for position in np.flatnonzero(was_truncated).tolist():
-        cut[position % rows] = True
+        row = int(owner[position])
+        cut[row] = True
         same = by_digest.setdefault(digests[position].tobytes(), {})
-        same.setdefault(normalize_text(texts[position]), []).append(position % rows)
+        same.setdefault(normalize_text(texts[position]), []).append(row)
     for same in by_digest.values():
         if len(same) > 1:
-            for positions in same.values():
-                collides[positions] = True
+            for places in same.values():
+                collides[places] = True
     numbers = corpus.row_numbers
     return TruncatedRows(
         count=int(cut.sum()),

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from probe_service.encode import VectorCache
+from probe_service.encode.protocol import EncodedTexts
 from probe_service.measure.terms import Softmaxes
 from probe_service.schemas import LossOptions, ProbeRequest
 from probe_service.settings import Settings
@@ -43,14 +45,19 @@ T, FLOOR = 0.3, 0.6
 
 @pytest.fixture
 def laid_out(tmp_path, tiny_encoder):
-    def lay_out(rows, **request):
+    def lay_out(rows, cached=None, **request):
         file = write_rows(tmp_path / "rows.jsonl", rows)
         asked = ProbeRequest.model_validate(
             {"encoder": tiny_encoder, "worst_case_similarity": FLOOR, "temperature": T} | request
         )
         settings = Settings(home=tmp_path / "home", device="cpu")
         work = Workspace(asked, file, file.name, tmp_path / "work", settings, lambda: None)
-        for part in range(work.read()["parts"]):
+        parts = work.read()["parts"]
+        if cached is not None:
+            loaded = work.load()
+            cache = VectorCache(settings.home / "vectors", loaded["fingerprint"], loaded["dimension"])
+            cache.put(list(cached), stand_in(list(cached.values()), loaded["dimension"]))
+        for part in range(parts):
             work.encode(part)
         work.gather()
         for part in range(work.view_parts):
@@ -59,6 +66,38 @@ def laid_out(tmp_path, tiny_encoder):
         return work
 
     return lay_out
+
+
+def stand_in(values, dimension):
+    """Vectors that hold the same number everywhere."""
+    return EncodedTexts(
+        np.repeat(np.array(values, dtype=np.float32)[:, None], dimension, axis=1),
+        np.zeros(len(values), dtype=bool),
+        np.arange(16 * len(values), dtype=np.uint8).reshape(-1, 16),
+    )
+
+
+def test_rows_whose_hard_negatives_have_no_usable_vector_are_left_out(laid_out):
+    work = laid_out(ROWS, cached={"sat sat sat": np.nan, "park park": 0.0})
+    # The fifth row's hard negative and the sixth row's anchor are not finite; the sixth row's hard negative is zero.
+    excluded = {each.reason: each.rows for each in work.corpus_info.excluded}
+    assert excluded == {"non_finite_vector": [5, 6]}
+    assert work.corpus_info.rows_usable == len(ROWS) - 2
+    left = [case for case in CASES if "sat sat sat" not in case]
+    negatives = work.hard_negatives
+    assert negatives.keys == tuple(" ".join(negative.split()) for *_, negative, _ in left)
+    assert len(negatives.vectors) == len(left)
+    np.testing.assert_array_equal(negatives.vectors[1], work.positives[1])  # a row's negative is its positive
+    assert np.isfinite(negatives.vectors).all()
+
+
+def test_hard_negatives_that_the_tokenizer_cuts_are_counted(laid_out):
+    long = [dict(row) for row in ROWS]
+    long[2]["negatives"] = ["cat " * 90]
+    long[8]["negatives"] = ["cat " * 91]
+    found = laid_out(long).corpus_info.truncated
+    assert (found.count, found.rows) == (2, [3, 9])
+    assert (found.collisions, found.collision_rows) == (2, [3, 9])
 
 
 def spelt_out(work):
