@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ __all__ = ["CacheHits", "VectorCache", "encode_with_cache"]
 
 _BUSY_SECONDS = 60.0
 _DIGESTS_PER_QUERY = 500
-_TEXTS_PER_WRITE = 64
+_SECONDS_PER_WRITE = 1.0
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS vectors (
@@ -163,8 +164,8 @@ def encode_with_cache(
     Args:
         loaded: The encoder.
         texts: n texts.
-        cache: The cache of this encoder; new vectors are written to it about every 64 texts, so that a killed
-            process loses that much and what its calls were at work on.
+        cache: The cache of this encoder; new vectors are written to it about every second, so that a killed
+            process loses that much, and what its calls were at work on.
         checkpoint: Called after every call to the model; it may raise in order to cancel.
 
     Returns:
@@ -182,6 +183,7 @@ def encode_with_cache(
     missing = list(rows_of)
     first_row = np.array([rows[0] for rows in rows_of.values()], dtype=np.intp)
     unwritten: list[int] = []
+    written_at = time.monotonic()
 
     def write() -> None:
         if unwritten:
@@ -194,8 +196,9 @@ def encode_with_cache(
             for places, fresh in coming:
                 encoded.put(first_row[places], fresh)
                 unwritten.extend(places.tolist())
-                if len(unwritten) >= _TEXTS_PER_WRITE:
+                if time.monotonic() - written_at >= _SECONDS_PER_WRITE:
                     write()
+                    written_at = time.monotonic()
                 if checkpoint is not None:
                     checkpoint()
         finally:

@@ -120,23 +120,26 @@ def test_cancel_between_calls_keeps_what_is_done(tmp_path: Path) -> None:
     assert encoder.texts_encoded == 200
 
 
-def test_killed_process_loses_at_most_64_texts(tmp_path: Path, repository: Path) -> None:
+def test_killed_process_loses_about_a_second(tmp_path: Path, repository: Path) -> None:
     script = f"""
-import os, pathlib, signal
+import os, pathlib, signal, time
 from tests.unit.encode.test_cache import WIDTH, loaded_hash_encoder, texts_of
 from probe_service.encode import VectorCache, encode_with_cache
 loaded, encoder = loaded_hash_encoder()
-def die() -> None:
+def be_slow_and_die() -> None:
+    time.sleep(0.4)
     if len(encoder.calls) == 5:
         os.kill(os.getpid(), signal.SIGKILL)
-encode_with_cache(loaded, texts_of(400), VectorCache(pathlib.Path({str(tmp_path)!r}), "f", WIDTH), checkpoint=die)
+cache = VectorCache(pathlib.Path({str(tmp_path)!r}), "f", WIDTH)
+encode_with_cache(loaded, texts_of(400), cache, checkpoint=be_slow_and_die)
 """
     died = subprocess.run([sys.executable, "-c", script], cwd=repository, check=False)
     assert died.returncode == -9
 
     kept = VectorCache(tmp_path, "f", WIDTH).get(texts_of(400))
 
-    assert int(kept.was_found.sum()) == 128  # five calls of 32 were made, four of them written
+    # Of five calls of 32, .4 s apart; the write after 1.2 s holds four of them, or three where all is slower.
+    assert int(kept.was_found.sum()) >= 96
     expected = HashEncoder().encode(texts_of(400))
     assert np.array_equal(kept.encoded.vectors[kept.was_found], expected.vectors[kept.was_found])
 
