@@ -1292,3 +1292,45 @@ class TrialReport(Noun):
     )
     cells: list[TrialCell]
     warnings: list[ReportWarning]
+
+
+class TrialSubmission(Noun):
+    """Body of ``POST /v1/trials``: a stored corpus or a Hugging Face data set, none for images, and the request."""
+
+    corpus_id: str | None = Field(None, description="Of ``POST /v1/corpora``.")
+    hf: str | None = Field(None, description="hf:NAME[:config[:split]][@revision]")
+    name: str | None = Field(None, description="Of the corpus, in the report.")
+    request: TrialRequest = TrialRequest()
+
+    @model_validator(mode="after")
+    def _its_corpus(self) -> TrialSubmission:
+        given = sum(each is not None for each in (self.corpus_id, self.hf))
+        if given != (self.request.mode is not TrialMode.IMAGES):
+            raise ValueError("give exactly one of corpus_id and hf, or neither for images")
+        return self
+
+
+class TrialJob(Noun):
+    """A trial as the API shows it."""
+
+    id: str
+    state: JobState
+    corpus_id: str | None
+    corpus_name: str
+    created_at: str
+    updated_at: str
+    request: TrialRequest
+    progress: Progress | None
+    attempts: int = Field(description="Times that a worker has begun it.")
+    error: ProblemDetail | None
+    table: list[TrialFigure] = Field(
+        description="What is known so far: means over the cells that have finished."
+    )
+    links: dict[str, str]
+
+
+class TrialJobList(Noun):
+    """Trials, newest first; without their tables."""
+
+    trials: list[TrialJob]
+    next_offset: int | None

@@ -11,7 +11,7 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.staticfiles import StaticFiles
 from prometheus_client import CollectorRegistry
 
-from probe_service.api import about, audits, corpora, probes
+from probe_service.api import about, audits, corpora, probes, trials
 from probe_service.api.answers import install_error_handlers
 from probe_service.api.guard import Guard, RequestMetrics
 from probe_service.api.service import Service, require_key
@@ -20,6 +20,7 @@ from probe_service.jobs.audits import AuditClient
 from probe_service.jobs.client import JobClient
 from probe_service.jobs.queue import JobQueue
 from probe_service.jobs.supervisor import WorkerSupervisor
+from probe_service.jobs.trials import TrialClient
 from probe_service.schemas import (
     AuditAnswer,
     AuditRequest,
@@ -27,6 +28,7 @@ from probe_service.schemas import (
     ProbeRequest,
     ProbeSubmission,
     ProblemDetail,
+    TrialSubmission,
 )
 from probe_service.settings import Settings
 from probe_service.store import CorpusStore
@@ -45,7 +47,14 @@ def create_app(settings: Settings, *, with_worker: bool = False) -> FastAPI:
     """
     store = CorpusStore(settings.home, settings.max_upload_bytes)
     queue = JobQueue(settings, store)
-    service = Service(settings, store, queue, JobClient(queue, store), AuditClient(queue, store, settings))
+    service = Service(
+        settings,
+        store,
+        queue,
+        JobClient(queue, store),
+        AuditClient(queue, store, settings),
+        TrialClient(queue, store),
+    )
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -80,6 +89,7 @@ def create_app(settings: Settings, *, with_worker: bool = False) -> FastAPI:
     app.include_router(about.router)
     app.include_router(probes.router, dependencies=[Depends(require_key)])
     app.include_router(audits.router, dependencies=[Depends(require_key)])
+    app.include_router(trials.router, dependencies=[Depends(require_key)])
     app.include_router(corpora.router, dependencies=[Depends(require_key)])
     app.mount("/assets", StaticFiles(directory=about.dashboard_folder(), check_dir=False), name="assets")
     app.add_middleware(Guard, metrics=RequestMetrics(app.state.registry))
@@ -94,7 +104,14 @@ def _describe_bodies(app: FastAPI) -> None:
     def openapi() -> dict[str, object]:
         described = describe()
         schemas = described.setdefault("components", {}).setdefault("schemas", {})
-        for noun in (ProbeSubmission, ProbeRequest, CorpusOptions, AuditRequest, AuditAnswer):
+        for noun in (
+            ProbeSubmission,
+            ProbeRequest,
+            CorpusOptions,
+            AuditRequest,
+            AuditAnswer,
+            TrialSubmission,
+        ):
             schema = noun.model_json_schema(ref_template="#/components/schemas/{model}")
             for name, definition in schema.pop("$defs", {}).items():
                 schemas.setdefault(name, definition)

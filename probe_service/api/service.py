@@ -13,6 +13,7 @@ from probe_service.errors import ServiceError
 from probe_service.jobs.audits import AuditClient
 from probe_service.jobs.client import JobClient
 from probe_service.jobs.queue import JobQueue
+from probe_service.jobs.trials import TrialClient
 from probe_service.settings import Settings
 from probe_service.store import CorpusStore
 
@@ -29,6 +30,7 @@ class Service:
         queue: The job database.
         jobs: Probes in it.
         audits: Their audits.
+        trials: Trials in it.
     """
 
     settings: Settings
@@ -36,6 +38,7 @@ class Service:
     queue: JobQueue
     jobs: JobClient
     audits: AuditClient
+    trials: TrialClient
 
     def default_encoder(self) -> str | None:
         """Return the encoder of requests that name none: as set, else as a live worker says, else None."""

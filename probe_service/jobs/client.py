@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from probe_service.errors import JobError, ProbeError, RequestError
+from probe_service.errors import JobError, ProbeError
 from probe_service.jobs.audits import audit_job_id
 from probe_service.jobs.queue import JobKind, JobQueue, JobRecord
 from probe_service.problems import problem_of
@@ -123,7 +123,7 @@ class JobClient:
                 return self.submit(submission, idempotency_key=idempotency_key)
             except ProbeError:
                 with contextlib.suppress(ProbeError):
-                    self._release_corpus(stored.id)
+                    self._queue.release_corpus(stored.id)
                 raise
 
     def get(self, job_id: str) -> Job:
@@ -164,7 +164,7 @@ class JobClient:
             self._queue.remove(record.id, f"Job {record.id}")
             corpus_id = record.fields["corpus_id"]
             if corpus_id is not None:
-                self._release_corpus(corpus_id)
+                self._queue.release_corpus(corpus_id)
 
     def delete_corpus(self, corpus_id: str) -> None:
         """Delete a stored corpus.
@@ -187,14 +187,6 @@ class JobClient:
     def folder(self, job_id: str) -> Path:
         """Return the folder of a job."""
         return self._store.job_folder(job_id)
-
-    def _release_corpus(self, corpus_id: str) -> None:
-        """Delete a corpus that nobody uploaded for its own sake and that no job refers to any more."""
-        if not self._store.is_kept(corpus_id) and not self._queue.corpus_users(
-            corpus_id, unfinished_only=False
-        ):
-            with contextlib.suppress(RequestError):
-                self._store.delete(corpus_id)
 
 
 def _job(record: JobRecord) -> Job:

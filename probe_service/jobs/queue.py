@@ -22,7 +22,7 @@ import sqlite3
 import threading
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -41,7 +41,7 @@ from dbos import (
 from dbos import error as dbos_error
 from sqlalchemy.engine import make_url
 
-from probe_service.errors import JobError, ProbeError, ServiceError
+from probe_service.errors import JobError, ProbeError, RequestError, ServiceError
 from probe_service.jobs.heartbeat import Heartbeat, last_exit_cause, live_heartbeats
 from probe_service.problems import error_from_json
 from probe_service.schemas import JobState, Progress
@@ -84,6 +84,8 @@ class JobKind(StrEnum):
     PROBE = "probe"
     AUDIT = "audit"
     """Draws the pairs of an audit of a finished probe."""
+    TRIAL = "trial"
+    """Trains with several losses at several batch sizes."""
 
 
 @dataclass(frozen=True)
@@ -238,6 +240,12 @@ class JobQueue:
             for row in rows
             if (fields := _fields(row))["corpus_id"] == corpus_id
         ]
+
+    def release_corpus(self, corpus_id: str) -> None:
+        """Delete a stored corpus that nobody uploaded for its own sake and that no job refers to any more."""
+        if not self._store.is_kept(corpus_id) and not self.corpus_users(corpus_id, unfinished_only=False):
+            with suppress(RequestError):
+                self._store.delete(corpus_id)
 
     def cancel(self, job_id: str) -> None:
         """Ask a job to stop; one that has ended stays as it is."""

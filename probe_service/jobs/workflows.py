@@ -1,4 +1,4 @@
-"""The durable jobs: a probe, or the drawing of an audit, as a DBOS workflow, its short steps checkpointed.
+"""The durable jobs: a probe, the drawing of an audit, or a trial, as a DBOS workflow, its short steps checkpointed.
 
 A step that finished is not run again after a crash: DBOS returns its recorded result. Two rules follow.
 
@@ -30,11 +30,14 @@ from probe_service.errors import JobError, ProbeError, ServiceError
 from probe_service.jobs.audits import AuditSubmission
 from probe_service.jobs.client import JobSubmission
 from probe_service.jobs.queue import CURVE_EVENT, PROGRESS_EVENT, JobKind
+from probe_service.jobs.trials import submission_of
 from probe_service.probe import Executor, run_probe
 from probe_service.problems import error_from_json, error_to_json
-from probe_service.schemas import Phase, ProbeReport, Progress
+from probe_service.schemas import Phase, ProbeReport, Progress, TrialMode, TrialSubmission
 from probe_service.settings import Settings
 from probe_service.store import CorpusStore
+from probe_service.trial import TrialFolder
+from probe_service.trial.running import run_trial
 
 __all__ = ["MAX_RECOVERY_ATTEMPTS", "Desk", "register_workflows"]
 
@@ -167,6 +170,10 @@ def register_workflows(settings: Settings, store: CorpusStore, desk: Desk) -> No
     def audit(fields: dict[str, Any]) -> None:
         _work(desk, partial(_run_audit, AuditSubmission.from_json(fields), settings, store, desk))
 
+    @DBOS.workflow(name=JobKind.TRIAL, max_recovery_attempts=MAX_RECOVERY_ATTEMPTS)
+    def trial(fields: dict[str, Any]) -> None:
+        _work(desk, partial(_run_trial, submission_of(fields), settings, store, desk))
+
 
 def _work(desk: Desk, run: Callable[[str], None]) -> None:
     """Run the job of this workflow, given its id."""
@@ -222,6 +229,23 @@ def _run_audit(
         settings=settings,
         name=submission.corpus_name,
         corpus_sha256=probed.corpus.sha256,
+        execute=_executor(desk, report),
+        on_progress=report.note,
+        checkpoint=desk.checkpoint,
+    )
+
+
+def _run_trial(
+    submission: TrialSubmission, settings: Settings, store: CorpusStore, desk: Desk, job_id: str
+) -> None:
+    images = submission.request.mode is TrialMode.IMAGES
+    report = _ProgressReport()
+    run_trial(
+        submission.request,
+        None if images else _source(store, submission.corpus_id, submission.hf),
+        TrialFolder(store.job_folder(job_id)),
+        settings=settings,
+        name=submission.name or "digits",
         execute=_executor(desk, report),
         on_progress=report.note,
         checkpoint=desk.checkpoint,
