@@ -69,6 +69,11 @@ class _Side:
         return np.flatnonzero(np.bincount(group)[group] > 1).astype(np.int64)
 
     @property
+    def group_names(self) -> list[str | None]:
+        groups = self.work.population.groups
+        return [] if groups is None else [groups[place] for place in self.places]
+
+    @property
     def keys(self) -> list[Any]:
         keys = self.work.population.anchor_keys
         return [keys[place] for place in self.places]
@@ -102,8 +107,8 @@ class FrozenCorpus:
             self._held_out = _Side.of(corpus.held_out)
         else:
             share, rng = request.held_out_share, np.random.default_rng([request.seed, 5])
-            self._split_whole = training.rows.splits_whole(share)
-            rest, apart = training.rows.split(share, rng)
+            self._split_whole = training.rows.many_units(share)
+            rest, apart = training.rows.split(share, rng, whole=self._split_whole)
             training, self._held_out = training.subset(rest), training.subset(apart)
         self._training = training.subset(training.with_company)
         alone = len(training.places) - len(self._training.places)
@@ -119,6 +124,13 @@ class FrozenCorpus:
     def held_out(self) -> FrozenRows:
         """The rows to evaluate on."""
         return self._held_out.frozen()
+
+    @property
+    def groups_shared(self) -> bool:
+        """Whether most held-out rows are in a group that is trained on."""
+        sides = [side.group_names for side in (self._training, self._held_out)]
+        trained = set(sides[0])
+        return sum(name in trained for name in sides[1]) > len(sides[1]) / 2
 
     def describe_held_out(self) -> HeldOutRows:
         """What is held out, in words and numbers."""

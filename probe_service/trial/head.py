@@ -50,12 +50,22 @@ class HeadTrial:
         training: What heads learn from.
         held_out: What they are evaluated on.
         request: Of the trial.
+        groups_shared: Whether the held-out rows are of the groups that are trained on, as they are where a corpus was divided
+            by rows. Learning rates are then found on rows of these groups as well.
     """
 
-    def __init__(self, training: FrozenRows, held_out: FrozenRows, request: TrialRequest) -> None:
+    def __init__(
+        self, training: FrozenRows, held_out: FrozenRows, request: TrialRequest, *, groups_shared: bool
+    ) -> None:
         self._training, self._request = training, request
         self._held_out = _Evaluation(held_out, request.recall_at)
-        rest, part = training.rows.split(TUNING_SHARE, np.random.default_rng([request.seed, 4]))
+        rng = np.random.default_rng([request.seed, 4])
+        self._tuned_in_groups = groups_shared and not training.rows.own_positives
+        rest, part = training.rows.split(TUNING_SHARE, rng, whole=not self._tuned_in_groups)
+        if self._tuned_in_groups and 2 * len(training.rows.subset(part).relevance().answerable) < len(part):
+            # Small groups: a share of each leaves its rows alone.
+            self._tuned_in_groups = False
+            rest, part = training.rows.split(TUNING_SHARE, rng, whole=True)
         self._tuning_rest, self._tuning_part = rest, part
 
     metric = "map"
@@ -79,6 +89,9 @@ class HeadTrial:
             "A row's positive is the one it brings."
             if self._training.rows.own_positives
             else "A row's positive is another row of its group, drawn anew each time.",
+            "The rows that learning rates are found on are of every group, as the held-out rows are."
+            if self._tuned_in_groups
+            else "The rows that learning rates are found on share no group or anchor with those trained on.",
             f"Learning curves show the metric on at most {CURVE_QUERIES} of the held-out queries, among all candidates.",
         ]
 

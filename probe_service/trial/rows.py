@@ -58,19 +58,21 @@ class TrialRows:
         """How many groups there are, or different anchors of rows that bring their own positives."""
         return len(np.unique(self._unit))
 
-    def splits_whole(self, share: float) -> bool:
-        """Whether `split` keeps groups whole: where the part then has at least `FEWEST_UNITS` of them."""
+    def many_units(self, share: float) -> bool:
+        """Whether a part with this share of whole groups has at least `FEWEST_UNITS` of them."""
         return self.own_positives or share * self.num_units >= FEWEST_UNITS
 
-    def split(self, share: float, rng: np.random.Generator) -> tuple[Rows, Rows]:
+    def split(self, share: float, rng: np.random.Generator, *, whole: bool) -> tuple[Rows, Rows]:
         """Divide the rows at random into (rest, part), the part with about `share` of them.
 
-        Rows of one group stay together, and so do rows with the same anchor where rows bring their own positives: nothing of
-        what is in the part is trained on. A few large groups are divided each instead, since whole ones would be too few to
-        tell apart.
+        Args:
+            share: 0–1.
+            rng: Of the choice.
+            whole: Keep the rows of a group together, so that nothing of what is in the part is in the rest (where rows bring
+                their own positives, those with the same anchor); else divide every group.
         """
         _, unit, sizes = np.unique(self._unit, return_inverse=True, return_counts=True)
-        if self.splits_whole(share):
+        if whole:
             units = rng.permutation(len(sizes))
             taken = int(np.searchsorted(np.cumsum(sizes[units]), share * len(self), side="right"))
             in_part = np.isin(unit, units[: min(max(1, taken), len(sizes) - 1)])

@@ -185,7 +185,7 @@ def _head_setting(request: TrialRequest, corpus: TrialCorpus, kept: TrialFolder,
     """Encode a corpus, for heads."""
     frozen = FrozenCorpus(corpus, request, step)
     training = frozen.training
-    trainer = HeadTrial(training, frozen.held_out, request)
+    trainer = HeadTrial(training, frozen.held_out, request, groups_shared=frozen.groups_shared)
     plan = TrialPlan.from_request(request, rows=trainer.rows, any_known=training.rows.any_known)
 
     def predict(temperature: float) -> Json:

@@ -83,7 +83,7 @@ class TextCorpus:
 
 
 def _divide(texts: TextRows, share: float, seed: list[int]) -> tuple[TextRows, TextRows]:
-    rest, part = texts.rows.split(share, np.random.default_rng(seed))
+    rest, part = texts.rows.split(share, np.random.default_rng(seed), whole=True)
     return texts.subset(rest), texts.subset(part)
 
 

@@ -30,7 +30,7 @@ def frozen() -> FrozenRows:
 
 def trial(frozen, **fields) -> HeadTrial:
     request = TrialRequest.model_validate({"head_width": WIDTH, "recall_at": 2, "seed": 3} | fields)
-    return HeadTrial(frozen, frozen, request)
+    return HeadTrial(frozen, frozen, request, groups_shared=True)
 
 
 def run(loss, *, seed=0, steps=STEPS) -> Run:
@@ -142,6 +142,19 @@ def test_the_losses_differ_and_the_same_run_is_the_same(frozen):
 
 
 def test_rates_are_found_on_rows_that_the_tuning_runs_do_not_train_on(frozen):
-    of = trial(frozen)
-    assert of.rows < len(frozen.rows)
-    assert 0 < of.tuning_score(run("infonce"), lambda: None) < 1
+    rng = np.random.default_rng(1)
+    for sizes, shared, in_groups in (
+        ((30,) * 6, True, True),
+        ((30,) * 6, False, False),
+        ((3,) * 60, True, False),
+    ):
+        group = np.repeat(np.arange(len(sizes)), sizes)
+        vectors = unit_rows(rng, len(group), DIMENSION)
+        evidence = Evidence.from_keys(None, None, [str(each) for each in group])
+        rows = FrozenRows(TrialRows(evidence, own_positives=False), vectors, vectors)
+        of = HeadTrial(rows, rows, TrialRequest(head_width=WIDTH), groups_shared=shared)
+        said = " ".join(of.protocol())
+        assert ("are of every group" in said) == in_groups
+        assert ("share no group" in said) != in_groups
+        assert 0.7 * len(group) < of.rows < 0.9 * len(group)
+        assert 0 < of.tuning_score(run("infonce"), lambda: None) <= 1

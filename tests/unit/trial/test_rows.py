@@ -62,25 +62,25 @@ def test_the_negatives_of_groups_and_of_pairs():
 def test_a_split_keeps_groups_and_equal_anchors_together(share):
     keys = [str(key) for key in np.random.default_rng(3).integers(0, 120, 400)]
     for rows in (grouped(keys), paired(keys, [f"p{row}" for row in range(400)])):
-        rest, part = rows.split(share, np.random.default_rng(4))
-        assert rows.splits_whole(share)
+        rest, part = rows.split(share, np.random.default_rng(4), whole=True)
+        assert rows.many_units(share)
         assert sorted([*rest, *part]) == list(range(400))
         assert {keys[row] for row in rest} & {keys[row] for row in part} == set()
         assert abs(len(part) - share * 400) <= max(Counter(keys).values())
-    splits = [grouped(keys).split(share, np.random.default_rng(seed))[1] for seed in (5, 6)]
+    splits = [grouped(keys).split(share, np.random.default_rng(seed), whole=True)[1] for seed in (5, 6)]
     assert not np.array_equal(*splits)
 
 
 def test_few_large_groups_are_divided_each():
     groups = np.random.default_rng(3).permutation(np.repeat(np.arange(6), [10, 20, 30, 40, 50, 60]))
     rows = grouped(groups)
-    assert not rows.splits_whole(0.2)
-    splits = [rows.split(0.2, np.random.default_rng(seed)) for seed in (1, 2)]
+    assert not rows.many_units(0.2)
+    splits = [rows.split(0.2, np.random.default_rng(seed), whole=False) for seed in (1, 2)]
     for rest, part in splits:
         assert sorted([*rest, *part]) == list(range(len(groups)))
         assert np.bincount(groups[part]).tolist() == [2, 4, 6, 8, 10, 12]
     assert not np.array_equal(splits[0][1], splits[1][1])
-    assert paired(["a", "b", "c"], ["p", "q", "r"]).splits_whole(0.2)
+    assert paired(["a", "b", "c"], ["p", "q", "r"]).many_units(0.2)
 
 
 def test_what_is_known():
