@@ -60,8 +60,9 @@ SHORTEST_SCAN = 256
 """The search for n_max goes at least this far, where there are the rows, however small the sizes asked for."""
 LISTED_ROWS = 1000
 
-_CHARACTERS_PER_PART = 24_000
-_TEXTS_PER_PART = 512
+_CHARACTERS_PER_PART = 48_000
+_TEXTS_PER_PART = 1024
+_TEXTS_PER_PART_OF_VIEWS = 512
 _TRIAL_EPOCHS = 3
 
 
@@ -270,11 +271,11 @@ class Workspace:
         """How many parts `compare_views` has; 0 where s_ii⁺ is given or not asked for."""
         if not self._request.dropout_views or self.corpus.vectors is not None or self.positives is not None:
             return 0
-        return -(-len(self.anchors) // _TEXTS_PER_PART)
+        return -(-len(self.anchors) // _TEXTS_PER_PART_OF_VIEWS)
 
     def compare_views(self, part: int) -> dict[str, Any]:
         """Encode some of the sentences twice with dropout on: s_ii⁺ of rows that have no positive."""
-        rows = self.kept_rows[part * _TEXTS_PER_PART : (part + 1) * _TEXTS_PER_PART]
+        rows = self.kept_rows[part * _TEXTS_PER_PART_OF_VIEWS : (part + 1) * _TEXTS_PER_PART_OF_VIEWS]
         anchors = self.corpus.anchors
         assert anchors is not None
         found = dropout_similarities(
@@ -559,7 +560,7 @@ class Workspace:
         return min(map(len, corpus.negatives), default=0)
 
     def _parts(self, corpus: Corpus) -> list[list[str]]:
-        """The distinct texts by length, cut into parts of about a second's work."""
+        """The distinct texts by length, cut into parts of about two seconds' work on two cores."""
         assert corpus.anchors is not None
         texts = set(corpus.anchors + (corpus.positives or []))
         if self._hard_negatives_per_row(corpus):
