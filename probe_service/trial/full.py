@@ -6,7 +6,6 @@ import copy
 import json
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,27 +22,14 @@ from probe_service.losses import FlatNCELoss, GSInfoNCELoss, InfoNCELoss
 from probe_service.schemas import TrialCell, TrialCurvePoint, TrialLossKind, TrialRequest
 from probe_service.trial.plan import Run
 from probe_service.trial.retrieval import retrieval_scores
-from probe_service.trial.sts import StsTask, embed, sts_correlation, sts_scores
+from probe_service.trial.sts import Sts, embed, sts_correlation, sts_scores
 from probe_service.trial.texts import TextRows
 
-__all__ = ["FullTrial", "Sts"]
+__all__ = ["FullTrial"]
 
 CURVE_POINTS = 5
 UNSUPERVISED_LENGTH = 32
 """Tokens of a sentence in training, as in SimCSE."""
-
-
-@dataclass(frozen=True)
-class Sts:
-    """The tasks that encoders are judged by.
-
-    Args:
-        test: The seven.
-        dev: The one that checkpoints are chosen by.
-    """
-
-    test: Sequence[StsTask]
-    dev: StsTask
 
 
 class FullTrial:
@@ -101,9 +87,9 @@ class FullTrial:
             " best checkpoint is scored.",
         ]
 
-    def before(self) -> dict[str, float]:
+    def before(self, checkpoint: Callable[[], None]) -> dict[str, float]:
         """The scores of the encoder as it is."""
-        return self._scores(self._base, lambda: None)
+        return self._scores(self._base, checkpoint)
 
     def tuning_score(self, run: Run, checkpoint: Callable[[], None]) -> float:
         """Train, and return the best figure on the dev rows."""

@@ -95,7 +95,7 @@ class HeadTrial:
             f"Learning curves show the metric on at most {CURVE_QUERIES} of the held-out queries, among all candidates.",
         ]
 
-    def before(self) -> dict[str, float]:
+    def before(self, checkpoint: Callable[[], None]) -> dict[str, float]:  # noqa: ARG002
         """The scores of the frozen vectors themselves."""
         return self._held_out.scores(nn.Identity())
 

@@ -73,7 +73,7 @@ class ImageTrial:
             " pictures of each digit.",
         ]
 
-    def before(self) -> dict[str, float]:
+    def before(self, checkpoint: Callable[[], None]) -> dict[str, float]:  # noqa: ARG002
         """The scores of an untrained network."""
         features, _ = _networks(0)
         return self._scores(features, self._training, self._held_out)

@@ -74,7 +74,7 @@ class Streams:
         return self._torch_seed(2, self.seed)
 
     def noise(self) -> int:
-        """Seed of what a loss or a view draws."""
+        """Seed of what a loss draws."""
         return self._torch_seed(3, self.seed, self.batch_size)
 
     def _torch_seed(self, *stream: int) -> int:

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from probe_service.errors import RequestError
-from probe_service.schemas import HeldOutRows, Phase, ProbeRequest, TrialRequest
+from probe_service.schemas import CorpusInfo, HeldOutRows, Phase, ProbeRequest, ReportWarning, TrialRequest
 from probe_service.settings import Settings
 from probe_service.trial.rows import TrialRows
 from probe_service.workspace import Workspace
 
-__all__ = ["Step", "TrialCorpus", "check_sides", "describe_held_out"]
+__all__ = ["Step", "TrialCorpus", "check_sides", "describe_held_out", "unused_hard_negatives"]
 
 Step = Callable[..., Any]
 """Runs one step: ``step(phase, name, function, *json_arguments)``."""
@@ -112,3 +112,15 @@ def describe_held_out(request: TrialRequest, held_out: TrialRows, *, split_whole
         queries=queries,
         queries_left_out=len(held_out) - queries,
     )
+
+
+def unused_hard_negatives(corpus: CorpusInfo) -> list[ReportWarning]:
+    """Say that hard negatives take no part, where there are any."""
+    if not corpus.hard_negatives:
+        return []
+    return [
+        ReportWarning(
+            code="hard_negatives_unused",
+            message=f"The {corpus.hard_negatives:,} hard negatives take no part: losses compare a batch's rows alone.",
+        )
+    ]

@@ -46,8 +46,7 @@ class TrialRows:
     own_positives: bool
 
     def __len__(self) -> int:
-        unit = self._unit
-        return len(unit)
+        return len(self._unit)
 
     def subset(self, rows: Rows) -> TrialRows:
         """Some of the rows."""

@@ -32,9 +32,9 @@ from probe_service.trial.frozen import FrozenCorpus
 from probe_service.trial.head import HeadTrial
 from probe_service.trial.images import ImageTrial
 from probe_service.trial.plan import TUNING_SHARE, Run, TrialPlan
-from probe_service.trial.reading import Step, TrialCorpus
+from probe_service.trial.reading import Step, TrialCorpus, unused_hard_negatives
 from probe_service.trial.report import masking_gains, rank_correlation, trial_table
-from probe_service.trial.sts import read_sts, read_sts_dev
+from probe_service.trial.sts import Sts, read_sts, read_sts_dev
 from probe_service.trial.texts import TextCorpus
 
 __all__ = ["run_trial"]
@@ -51,7 +51,7 @@ class Trainer(Protocol):
     def protocol(self) -> list[str]:
         """How it trains and evaluates, in sentences."""
 
-    def before(self) -> dict[str, float]:
+    def before(self, checkpoint: Callable[[], None]) -> dict[str, float]:
         """The scores without training."""
 
     def tuning_score(self, run: Run, checkpoint: Callable[[], None]) -> float:
@@ -122,9 +122,9 @@ def run_trial(
         The report.
 
     Raises:
-        RequestError: ``trial_folder_in_use``, ``trial_needs_corpus``, ``trial_takes_no_corpus``,
-            ``trial_needs_positives``,
-            ``trial_nothing_held_out``, ``trial_nothing_to_mask``, ``batch_size_too_large``.
+        RequestError: ``trial_folder_in_use``, ``trial_needs_corpus``, ``trial_takes_no_corpus``, ``trial_needs_positives``,
+            ``trial_needs_texts``, ``trial_needs_sts``, ``trial_nothing_held_out``, ``trial_nothing_to_mask``,
+            ``batch_size_too_large``.
         ProbeError: Bad input, an encoder that cannot be used, storage that fails.
     """
     clock = _Clock(execute, on_progress)
@@ -148,11 +148,11 @@ def run_trial(
     elif request.mode is TrialMode.HEAD:
         setting = _head_setting(request, corpus, kept, clock.step)
     else:
-        setting = _full_setting(request, corpus, kept, settings)
+        setting = _full_setting(request, corpus, kept, settings, clock.step)
     trainer, plan = setting.trainer, setting.plan
 
     def before() -> Json:
-        return kept.once("before", trainer.before)
+        return kept.once("before", lambda: trainer.before(checkpoint))
 
     def tune(run: Run) -> Json:
         found = f"tuning/{run.name}-lr{run.learning_rate:g}"
@@ -210,20 +210,26 @@ def _head_setting(request: TrialRequest, corpus: TrialCorpus, kept: TrialFolder,
         training_rows_left_out=frozen.rows_left_out,
         held_out=frozen.describe_held_out(),
         predicted=predicted,
-        warnings=frozen.warnings(),
+        warnings=[*frozen.warnings(), *unused_hard_negatives(corpus.training.corpus_info)],
     )
 
 
 def _full_setting(
-    request: TrialRequest, corpus: TrialCorpus, kept: TrialFolder, settings: Settings
+    request: TrialRequest, corpus: TrialCorpus, kept: TrialFolder, settings: Settings, step: Step
 ) -> Setting:
     """Load an encoder, to train it."""
-    # The trainer of sentence-transformers takes seconds to import, and only this mode needs it.
-    from probe_service.trial.full import FullTrial, Sts
-
     sts = None if settings.sts is None else Sts(read_sts(settings.sts), read_sts_dev(settings.sts))
     texts = TextCorpus(corpus, request, with_sts=sts is not None)
     name = request.encoder or default_encoder_name(settings)
+
+    def load() -> Json:
+        load_for_training(name, settings)
+        return {}
+
+    step(Phase.LOADING, "load the encoder", load)
+    # The trainer of sentence-transformers takes seconds to import, and only this mode needs it.
+    from probe_service.trial.full import FullTrial
+
     base = load_for_training(name, settings)
     trainer = FullTrial(base, texts.training, texts.dev, texts.held_out, sts, request, kept.scratch / "runs")
     training = texts.training.rows
@@ -236,7 +242,7 @@ def _full_setting(
         training_rows_left_out=0,
         held_out=texts.describe_held_out(),
         predicted={},
-        warnings=[],
+        warnings=unused_hard_negatives(corpus.training.corpus.info),
     )
 
 

@@ -25,7 +25,16 @@ from probe_service.errors import InputError
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
-__all__ = ["StsScores", "StsTask", "embed", "read_sts", "read_sts_dev", "sts_correlation", "sts_scores"]
+__all__ = [
+    "Sts",
+    "StsScores",
+    "StsTask",
+    "embed",
+    "read_sts",
+    "read_sts_dev",
+    "sts_correlation",
+    "sts_scores",
+]
 
 TASKS = ("sts12", "sts13", "sts14", "sts15", "sts16", "stsb", "sick")
 
@@ -56,6 +65,19 @@ class StsScores:
     def average(self) -> float:
         """Mean of the correlations, each rounded to four decimals first."""
         return float(np.mean([round(score, 4) for score in self.by_task.values()]))
+
+
+@dataclass(frozen=True)
+class Sts:
+    """The tasks that an encoder is judged by in a trial.
+
+    Args:
+        test: The seven.
+        dev: The one that checkpoints are chosen by.
+    """
+
+    test: Sequence[StsTask]
+    dev: StsTask
 
 
 def read_sts(folder: Path) -> list[StsTask]:

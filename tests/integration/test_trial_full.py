@@ -42,7 +42,7 @@ def folder(tmp_path_factory):
     rng = np.random.default_rng(0)
     with (folder / "sentences.jsonl").open("w") as lines:
         lines.writelines(json.dumps({"text": sentence(rng)}) + "\n" for _ in range(64))
-    with (folder / "pairs.jsonl").open("w") as lines:
+    with (folder / "pairs.jsonl").open("w") as lines, (folder / "tuples.jsonl").open("w") as triples:
         for row in range(80):
             text = sentence(rng)
             pair = {
@@ -51,6 +51,7 @@ def folder(tmp_path_factory):
                 "group": f"g{row % 30}",
             }
             lines.write(json.dumps(pair) + "\n")
+            triples.write(json.dumps(pair | {"negative": sentence(rng)}) + "\n")
     (folder / "sts").mkdir()
     for name in TASKS:
         with gzip.open(folder / "sts" / f"{name}.jsonl.gz", "wt") as lines:
@@ -112,6 +113,20 @@ def test_pairs_are_judged_by_held_out_pairs(folder, capsys):
     assert both.metric == "sts_average"
     assert set(both.before) == {*TASKS, "sts_average", "map", "recall_at_3", "accuracy"}
     assert both.training_rows + both.held_out.rows == 80
+
+
+def test_a_head_learns_from_pairs(folder, capsys):
+    arguments = command(
+        folder, "pairs.jsonl", "--mode", "head", "--losses", "infonce,oracle_masking", "--num-seeds", "2"
+    )
+    report = report_of(capsys, arguments)
+    assert report.held_out.description == "pairs drawn at random with about 0.2 of the rows"
+    assert report.training_rows + report.held_out.rows == 80
+    assert report.masking[0].predicted_share.value > 0
+    assert report.warnings == []
+    tuples = report_of(capsys, [*arguments[:1], str(folder / "tuples.jsonl"), *arguments[2:]])
+    assert tuples.table == report.table
+    assert [warning.code for warning in tuples.warnings] == ["hard_negatives_unused"]
 
 
 def test_what_a_whole_encoder_needs(folder, tmp_path, capsys):
