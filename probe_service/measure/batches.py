@@ -20,6 +20,7 @@ __all__ = ["Batches"]
 _QUANTILES = 199
 """Quantiles of ξ that are kept of an epoch's anchors."""
 _COUNT = "batches"
+_SHARES = ("false_share", "worst_share")
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Batches:
         softmaxes: What is measured on them.
         plan: Of the population: which rows are in which pool.
         scratch: Where results go.
-        shares_alone: Whether ranks and counts of similarities are left out.
+        shares_alone: Whether S and its worst case are all that is measured.
     """
 
     def __init__(
@@ -95,9 +96,10 @@ class Batches:
         if given:
             rng = self._draws.rng(self.size, part.pool, part.first)
             measured = self._softmaxes.measure(
-                np.concatenate(given), rng, self._scratch.checkpoint, similarities=not self._shares_alone
+                np.concatenate(given), rng, self._scratch.checkpoint, shares_alone=self._shares_alone
             )
-            columns = {field.name: getattr(measured, field.name) for field in fields(BatchMeasurements)}
+            kept = _SHARES if self._shares_alone else [field.name for field in fields(BatchMeasurements)]
+            columns = {name: getattr(measured, name) for name in kept}
             counts = np.array([len(unit) for unit in given])
             if self._draws.units is not BatchUnits.BATCHES:
                 ends = np.cumsum(counts)[:-1]

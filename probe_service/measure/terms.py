@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
 import numpy as np
@@ -54,6 +54,11 @@ class _Term:
     tiers: _Tiers
     hard: _Tiers | None
     """Of the rows and behind them the hard negatives as rows of their own; None where there are none."""
+
+    def known_alone(self) -> _Term:
+        """The same, with the known pairs in place of every tier."""
+        hard = None if self.hard is None else _Tiers(self.hard.known, None, None)
+        return replace(self, tiers=_Tiers(self.tiers.known, None, None), hard=hard)
 
 
 @dataclass(frozen=True)
@@ -138,7 +143,7 @@ class Softmaxes:
         rng: np.random.Generator,
         checkpoint: Callable[[], None],
         *,
-        similarities: bool = True,
+        shares_alone: bool = False,
     ) -> BatchMeasurements:
         """Measure batches of one size.
 
@@ -146,7 +151,7 @@ class Softmaxes:
             batches: (b, N) rows.
             rng: Chooses hard negatives where a row has more than it brings.
             checkpoint: Called often; may raise.
-            similarities: Whether ranks and counts of similarities are wanted beside the shares.
+            shares_alone: Whether S and its worst case are all that is wanted; nothing else of the result is then to be used.
 
         Returns:
             Of the b batches, in order; shares are means over the softmaxes where there are several.
@@ -156,11 +161,10 @@ class Softmaxes:
         for start in range(0, len(batches), step):
             stack = batches[start : start + step]
             chosen = self._choose(stack, rng)
-            of_each = []
-            for number, terms in enumerate(self._softmaxes):
-                # Similarities are those of the first softmax.
-                curve = similarities and number == 0
-                of_each.append(self._measure_softmax(terms, stack, chosen, checkpoint, curve=curve))
+            of_each = [
+                self._measure_softmax(terms, stack, chosen, checkpoint, shares_alone=shares_alone)
+                for terms in self._softmaxes
+            ]
             found.append(_mean(of_each))
         return BatchMeasurements.concatenate(found)
 
@@ -256,11 +260,13 @@ class Softmaxes:
         chosen: Rows | None,
         checkpoint: Callable[[], None],
         *,
-        curve: bool,
+        shares_alone: bool,
     ) -> BatchMeasurements:
+        if shares_alone:
+            terms = [term.known_alone() for term in terms]
         first, *others = terms
         population = self._population
-        further = [block for term in others for block in [_in_batch_block(term, rows)]]
+        further = [_in_batch_block(term, rows) for term in others]
         if chosen is not None:
             negatives = population.hard_negatives
             assert negatives is not None
@@ -276,14 +282,14 @@ class Softmaxes:
             torch.from_numpy(first.left[rows]),
             None if sentences else torch.from_numpy(first.right[rows]),
             temperature=self._temperature,
-            k=self._k if curve else 0,
-            thresholds=SIMILARITY_THRESHOLDS if curve else (),
+            k=0 if shares_alone else self._k,
+            thresholds=() if shares_alone else SIMILARITY_THRESHOLDS,
             known=_pairs_of(tiers.known, rows),
             certain=None if tiers.certain is None else _pairs_of(tiers.certain, rows),
             inferred=None if tiers.inferred is None else _pairs_of(tiers.inferred, rows),
             unjudged=_unjudged(tiers.known, rows),
             worst_case_similarity=population.floor,
-            borrowed=None if self.all_judged else self._borrowed,
+            borrowed=None if self.all_judged or shares_alone else self._borrowed,
             own_similarity=None if own is None else torch.from_numpy(own[rows]),
             own_terms=sum(term.direction in _WITH_OWN_PAIR for term in terms),
             further=further,
