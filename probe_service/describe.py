@@ -47,11 +47,13 @@ def describe_evidence(work: Workspace, shares: Shares, borrowed: BorrowedCurve |
     rows = len(work.anchors)
     known = int(work.evidence.false_negative_counts().sum())
     labelled = work.evidence.group is not None
-    if labelled and complete:
+    if labelled and work.evidence.unjudged_rows is None:
         description = (
             "Every row has a group, which is taken as a complete judgement: rows of one group mean the same, rows of "
             "different groups do not."
         )
+        if not complete:
+            description += " Hard negatives whose text no row has are unjudged."
     elif labelled:
         description = "Rows with a group are judged; pairs with a row without a group are unjudged, unless their texts are equal."
     else:
@@ -246,10 +248,16 @@ def warnings(work: Workspace, shares: Shares, request: ProbeRequest) -> list[Rep
             "Rows have positives or vectors of their own, so dropout views were not made.",
         )
     sampler = request.sampler
-    if sampler.kind is SamplerKind.NO_DUPLICATES and sampler.gather and sampler.world_size > 1:
+    within = sampler.within_source if sampler.kind is SamplerKind.GROUPED else sampler.kind
+    if within is SamplerKind.NO_DUPLICATES and sampler.gather and sampler.world_size > 1:
         warn(
             "duplicates_across_devices",
             "no_duplicates keeps equal texts out of one device's batch only; gathering brings those of other devices together.",
+        )
+    if within is SamplerKind.NO_DUPLICATES and work.corpus.anchors is None:
+        warn(
+            "no_texts_to_keep_apart",
+            "no_duplicates compares texts, of which the corpus has none: here no row waits for another batch.",
         )
     if corpus.columns.label is not None and work.evidence.group is None:
         warn(

@@ -97,6 +97,13 @@ def test_equal_texts_alone_do_not_stop_a_probe(probe_rows):
     assert "no_duplicates" not in [remedy.kind for remedy in report.advice.remedies]
 
 
+def test_vectors_without_texts_have_nothing_to_keep_apart(probe_rows):
+    rows = [{key: row[key] for key in ("group", "embedding")} for row in rows_with_vectors(rows=40)]
+    report = probe_rows(rows, corpus=VECTORS, batch_sizes=(8,), sampler={"kind": "no_duplicates"})
+    assert "no_texts_to_keep_apart" in {warning.code for warning in report.warnings}
+    assert report.sampling.shortfall[0].rows_delayed == 0
+
+
 def texts(count):
     return [{"text": f"row {row}"} for row in range(count)]
 
