@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import re
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 
 from probe_service.encode import VectorCache
 from probe_service.encode.protocol import EncodedTexts
+from probe_service.measure import Shares
 from probe_service.measure.terms import Softmaxes
 from probe_service.schemas import LossOptions, ProbeRequest
 from probe_service.settings import Settings
@@ -18,13 +23,7 @@ from tests.unit.measure.probing import write_rows
 # (anchor, positive, group, hard negative), and what is known of the hard negative as a negative of its own row:
 # certain, labelled, judged not to be false, or nothing.
 CASES = [
-    (
-        "the cat sat",
-        "a cat sat on the mat",
-        "g0",
-        " the   cat sat",
-        "certain",
-    ),  # the anchor, but for its blanks
+    ("the cat sat", "a cat sat on the mat", "g0", " the   cat sat", "certain"),  # the anchor
     ("dogs run", "dogs run in the park", "g1", "dogs run in the park", "certain"),  # the own positive
     ("dogs run", "the dogs run on", None, "dogs run in the park", "certain"),  # listed for an equal anchor
     ("the mat", "a mat on the mat", "g2", "cat mat", "labelled"),  # an anchor of the same group
@@ -43,29 +42,29 @@ GROUP_OF_NEGATIVE = ["g0", "g1", "g1", "g2", "g3", None, "g2", "g4", "g4", "g4"]
 T, FLOOR = 0.3, 0.6
 
 
+def laid_out_in(folder, name, rows, cached=None, **request):
+    """The workspace of rows, laid out up to where a probe begins to measure."""
+    file = write_rows(folder / f"{name}.jsonl", rows)
+    asked = ProbeRequest.model_validate({"worst_case_similarity": FLOOR} | request)
+    settings = Settings(home=folder / "home", device="cpu")
+    work = Workspace(asked, file, file.name, folder / f"work-{name}", settings, lambda: None)
+    parts = work.read()["parts"]
+    if cached is not None:
+        loaded = work.load()
+        cache = VectorCache(settings.home / "vectors", loaded["fingerprint"], loaded["dimension"])
+        cache.put(list(cached), stand_in(list(cached.values()), loaded["dimension"]))
+    for part in range(parts):
+        work.encode(part)
+    work.gather()
+    for part in range(work.view_parts):
+        work.compare_views(part)
+    work.find_floor()
+    return work
+
+
 @pytest.fixture
 def laid_out(tmp_path, tiny_encoder):
-    def lay_out(rows, cached=None, **request):
-        file = write_rows(tmp_path / "rows.jsonl", rows)
-        asked = ProbeRequest.model_validate(
-            {"encoder": tiny_encoder, "worst_case_similarity": FLOOR, "temperature": T} | request
-        )
-        settings = Settings(home=tmp_path / "home", device="cpu")
-        work = Workspace(asked, file, file.name, tmp_path / "work", settings, lambda: None)
-        parts = work.read()["parts"]
-        if cached is not None:
-            loaded = work.load()
-            cache = VectorCache(settings.home / "vectors", loaded["fingerprint"], loaded["dimension"])
-            cache.put(list(cached), stand_in(list(cached.values()), loaded["dimension"]))
-        for part in range(parts):
-            work.encode(part)
-        work.gather()
-        for part in range(work.view_parts):
-            work.compare_views(part)
-        work.find_floor()
-        return work
-
-    return lay_out
+    return partial(laid_out_in, tmp_path, "rows", encoder=tiny_encoder, temperature=T)
 
 
 def stand_in(values, dimension):
@@ -238,3 +237,24 @@ def test_sentences_have_a_positive_from_dropout_and_none_without(laid_out, probe
     expected = np.linalg.norm(error) / np.linalg.norm(exact)
     assert point.gradient_error["bfloat16"].infonce.value == pytest.approx(expected, rel=0.1)
     assert point.gradient_error["float32"].infonce.value < 1e-5
+
+
+def test_the_documented_figures(repository, tmp_path):
+    page = (repository / "docs" / "samplers.md").read_text("utf-8")
+    table = re.findall(r"^\| (\d) \| (\d+) \| (\S+) \| (\S+) \| (\.\d+) \|$", page, re.MULTILINE)
+    assert [int(size) for size, *_ in table] == [1, 2, 4]
+    lines = (repository / "examples" / "helpdesk_tuples.jsonl").read_text("utf-8").splitlines()
+    rows = [json.loads(line) for line in lines]
+    for size, candidates, own, other, share in table:
+        work = laid_out_in(tmp_path, size, rows, encoder="minilm", loss={"train_group_size": int(size)})
+        request = ProbeRequest(loss={"train_group_size": int(size)})
+        shares = Shares(work.population, [16], request, work.training_rows, None, work.scratch)
+        assert shares.softmaxes.candidates_per_anchor(16) == int(candidates)
+        batches = shares.batches(16)
+        for part in batches.parts():
+            batches.run(part)
+        found = {name: values.mean() for name, values in batches.result().whole.items() if values.ndim == 1}
+        documented = [float(value) for value in (own.replace("–", "0"), other.replace("–", "0"), share)]
+        measured = [found[name] for name in ("own_push", "other_push", "false_share")]
+        assert measured == pytest.approx(documented, abs=0.006)
+        assert found["own_false"] == 0.0
