@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
@@ -49,7 +51,7 @@ def test_same_pairs_as_brute_force_in_float64(n, d, k, distinct, ordered, block,
     similarity = {(i, j): s for s, i, j in negative_pairs(anchors, candidates)}
     values = {(s, anchors[i].tobytes(), right[j].tobytes()) for (i, j), s in similarity.items()}
     ordered_values = sorted(s for s, _, _ in values)
-    if all(b - a > 1e-12 for a, b in zip(ordered_values, ordered_values[1:], strict=False)):
+    if all(b - a > 1e-12 for a, b in itertools.pairwise(ordered_values)):
         assert pairs == [(i, j) for _, i, j in truth]
     assert len(set(pairs)) == len(pairs)
     np.testing.assert_allclose([similarity[pair] for pair in pairs], found.similarity, atol=1e-12)
