@@ -221,7 +221,12 @@ class Remedies:
         if self._work.corpus.vectors is not None or encoder.name.startswith("openai:"):
             return None
         try:
-            return masking_loss(margin, guide=encoder.name, temperature=self._request.temperature)
+            return masking_loss(
+                margin,
+                guide=encoder.name,
+                temperature=self._request.temperature,
+                gather=self._request.sampler.gather,
+            )
         except RequestError:
             return None  # a guide that a plain load would pool wrongly
 
