@@ -37,19 +37,19 @@ def encoded_parts(service, job_id) -> dict[str, int]:
 @pytest.mark.slow
 def test_a_worker_killed_while_encoding_and_while_measuring_repeats_nothing(service):
     before = service.cached_vectors().keys()
-    job_id = service.submit("texts.txt", texts_file(600), batch_sizes=[128, 256], num_repeats=2)
-    service.until(job_id, lambda job: len(encoded_parts(service, job_id)) >= 2, 240)
+    job_id = service.submit("texts.txt", texts_file(1000), batch_sizes=[128, 256], num_repeats=2)
+    service.until(job_id, lambda job: len(encoded_parts(service, job_id)) >= 1, 240)
 
     service.kill_worker()
     steps, vectors = service.recorded_steps(job_id), service.cached_vectors()
-    assert 0 < len(vectors.keys() - before) < 600
+    assert 0 < len(vectors.keys() - before) < 1000
     assert service.job(job_id)["state"] == "running"
 
     job = service.until(
         job_id, lambda job: job["progress"]["phase"] == "measuring" and job["attempts"] == 2, 240
     )
     everything = service.cached_vectors()
-    assert len(everything.keys() - before) >= 600
+    assert len(everything.keys() - before) >= 1000
     # A vector that is encoded again is replaced, under another row id.
     assert everything.items() >= vectors.items()
     assert service.recorded_steps(job_id).items() >= steps.items()
@@ -62,7 +62,7 @@ def test_a_worker_killed_while_encoding_and_while_measuring_repeats_nothing(serv
     assert service.recorded_steps(job_id).items() >= steps.items()
     assert service.cached_vectors().items() >= everything.items()
     report = ProbeReport.model_validate_json(service.http.get(f"/v1/probes/{job_id}/report").content)
-    assert report.corpus.rows_usable == 600
+    assert report.corpus.rows_usable == 1000
     assert [point.batch_size for point in report.curve] == [128, 256]
 
 
