@@ -132,6 +132,9 @@ class FullTrial:
             modules.append(Dense(width, width))
         trained = SentenceTransformer(modules=modules, device=str(model.device))
         trained.max_seq_length = self.max_length
+        trained.model_card_data.generate_widget_examples = (
+            False  # no checkpoint is kept, and it shows a bar of its own
+        )
         return model, trained
 
     def _dataset(self, run: Run) -> Dataset:
