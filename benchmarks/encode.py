@@ -2,20 +2,24 @@
 
     python benchmarks/encode.py TEXTS.jsonl[.gz] --texts 1024 --pairs 7
 
-Every round runs all ways on the same texts, one after the other, beginning with another one each time; the first round only
-warms up. Ratios are medians over rounds of the peer's time (sentence-transformers in float32, batches of 32) over ours in the
-same round. The share of the peak is that of the products which the texts need, unpadded, in the time of one large product in
-the same round. Threads are torch's: set OMP_NUM_THREADS. Prints a table in Markdown, and JSON with ``--json FILE``.
+Each way has a process of its own. Every round runs them all on the same texts, one after the other, beginning with another
+one each time; a first round, which gives the cosines, warms up. Ratios are medians over rounds of the peer's time
+(sentence-transformers in float32, batches of 32) over ours in the same round. The share of the peak is that of the products
+which the texts need, unpadded, in the time of one large product in the same round. Threads are torch's: set OMP_NUM_THREADS.
+Prints a table in Markdown, and JSON with ``--json FILE``.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import json
+import multiprocessing
 import os
 import statistics
 import time
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -29,34 +33,35 @@ from probe_service.errors import EncoderError
 from probe_service.settings import Settings
 
 BASE = "sentence-transformers float32, batch 32"
+WAYS = (BASE, "sentence-transformers float32, batch 128", "ours float32", "ours bfloat16")
 TOP_K = 4
 
 
-def ways_to_encode(
-    model: SentenceTransformer, name: str, device: str
-) -> dict[str, Callable[[list[str]], np.ndarray]]:
-    def peer(size: int) -> Callable[[list[str]], np.ndarray]:
-        return lambda texts: model.encode(
+def load(way: str, model: str | None, device: str) -> tuple[str, Callable[[list[str]], np.ndarray]]:
+    """What a way says of itself, and how it encodes."""
+    if way.startswith("sentence-transformers"):
+        peer = SentenceTransformer(model or packaged_minilm(), device=device)
+        size = int(way.rsplit(" ", 1)[1])
+        return f"version {importlib.metadata.version('sentence-transformers')}", lambda texts: peer.encode(
             texts, batch_size=size, normalize_embeddings=True, show_progress_bar=False
         )
-
-    ways = {BASE: peer(32), "sentence-transformers float32, batch 128": peer(128)}
-    for dtype in ("float32", "bfloat16"):
-        try:
-            loaded = load_encoder(name, Settings(device=device, encode_dtype=dtype))
-        except EncoderError as error:
-            print(f"{dtype} is left out: {error}\n")
-            continue
-        print(f"{dtype}: {loaded.info.check}\n")
-        ways[f"ours {dtype}"] = lambda texts, encoder=loaded.encoder: encoder.encode(texts).vectors
-    return ways
+    dtype = "bfloat16" if "bfloat16" in way else "float32"
+    loaded = load_encoder(model or "minilm", Settings(device=device, encode_dtype=dtype))
+    return loaded.info.check, lambda texts: loaded.encoder.encode(texts).vectors
 
 
-def seconds_of(work: Callable[[], Any]) -> tuple[float, float]:
-    """Wall and processor seconds."""
-    wall, processor = time.perf_counter(), time.process_time()
-    work()
-    return time.perf_counter() - wall, time.process_time() - processor
+def serve(way: str, model: str | None, device: str, line: Connection) -> None:
+    """Encode what comes down the line; send back seconds, processor seconds and vectors."""
+    try:
+        said, encode = load(way, model, device)
+    except EncoderError as error:
+        line.send((False, str(error)))
+        return
+    line.send((True, said))
+    while (texts := line.recv()) is not None:
+        wall, processor = time.perf_counter(), time.process_time()
+        vectors = encode(texts)
+        line.send((time.perf_counter() - wall, time.process_time() - processor, vectors))
 
 
 def peak(dtype: torch.dtype, device: str) -> float:
@@ -102,19 +107,32 @@ def main() -> None:
     rng = np.random.default_rng(0)
     distinct = sorted(set(read_texts(given.corpus, 10**6)))
     texts = [distinct[row] for row in rng.choice(len(distinct), given.texts, replace=False)]
-    model = SentenceTransformer(given.model or packaged_minilm(), device=given.device)
-    # Before ours is loaded: its layers are packed in place, and this count is of the plain ones.
+    # Counted here and not where it runs: our layers are packed.
+    model = SentenceTransformer(given.model or packaged_minilm(), device="cpu")
     weights = sum(each.weight.numel() for each in model[0].modules() if isinstance(each, torch.nn.Linear))
     tokens = sum(
         map(len, model.tokenizer(texts, truncation=True, max_length=model.max_seq_length)["input_ids"])
     )
-    ways = ways_to_encode(model, given.model or "minilm", given.device)
+    processes = multiprocessing.get_context("spawn")
+    ways: dict[str, Connection] = {}
+    for name in WAYS:
+        line, far_end = processes.Pipe()
+        processes.Process(target=serve, args=(name, given.model, given.device, far_end), daemon=True).start()
+        usable, said = line.recv()
+        print(f"- {name}: {said}" if usable else f"- {name} is left out: {said}")
+        if usable:
+            ways[name] = line
 
-    truth = cosines(ways[BASE](texts))
-    errors = {name: np.abs(cosines(way(texts)) - truth) for name, way in ways.items()}
+    def encode(name: str) -> tuple[float, float, np.ndarray]:
+        ways[name].send(texts)
+        return ways[name].recv()
+
+    found_cosines = {name: cosines(encode(name)[2]) for name in ways}
+    truth = found_cosines[BASE]
+    errors = {name: np.abs(found - truth) for name, found in found_cosines.items()}
     shift = {
-        name: float(np.sort(cosines(way(texts)))[-TOP_K:].mean() - np.sort(truth)[-TOP_K:].mean())
-        for name, way in ways.items()
+        name: float(np.sort(found)[-TOP_K:].mean() - np.sort(truth)[-TOP_K:].mean())
+        for name, found in found_cosines.items()
     }
     wall: dict[str, list[float]] = {name: [] for name in ways}
     processor: dict[str, list[float]] = {name: [] for name in ways}
@@ -123,11 +141,13 @@ def main() -> None:
         peaks = {dtype: peak(getattr(torch, dtype), given.device) for dtype in ("float32", "bfloat16")}
         names = list(ways)
         for name in names[number % len(names) :] + names[: number % len(names)]:
-            seconds, of_processor = seconds_of(lambda name=name: ways[name](texts))
+            seconds, of_processor, _ = encode(name)
             wall[name].append(seconds)
             processor[name].append(of_processor)
             dtype = "bfloat16" if "bfloat16" in name else "float32"
             share[name].append(2 * weights * tokens / seconds / peaks[dtype])
+    for line in ways.values():
+        line.send(None)
 
     def ratio(of: dict[str, list[float]], name: str) -> float:
         return statistics.median(base / own for base, own in zip(of[BASE], of[name], strict=True))
