@@ -36,6 +36,7 @@ _TOKENS_ON_GPU = 16_384
 # Threads beyond these would wait for each other at Python's lock; they work inside the calls instead.
 _MOST_CALLS_AT_ONCE = 8
 _CALLS_ON_GPU = 2
+_KEPT_BYTES = 31 * 2**20
 # Of a call with dropout, whose rows are padded to its longest.
 _TEXTS_PER_DROPOUT_CALL = {"cpu": 32, "gpu": 128}
 _CHARACTERS_PER_DROPOUT_CALL = {"cpu": 16_384, "gpu": None}
@@ -197,6 +198,9 @@ class ModuleEncoder:
 
         if not self._on_cpu:
             return ThreadPoolExecutor(self._calls_at_once)
+        # glibc returns freed memory to the kernel at once, and every call would pay for getting it again, until it has seen
+        # a block of this size freed.
+        torch.empty(_KEPT_BYTES, dtype=torch.uint8)
         cores = torch.get_num_threads()
         threads = ThreadPoolExecutor(
             self._calls_at_once,
