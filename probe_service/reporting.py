@@ -70,6 +70,7 @@ class AtSize:
             shares.setting,
             candidates_per_anchor=shares.softmaxes.candidates_per_anchor(size),
             exact=None if shares.all_pairs is None else shares.all_pairs.figures(size),
+            pairs_above=None if shares.all_pairs is None else shares.all_pairs.pairs_above(size),
         )
 
 

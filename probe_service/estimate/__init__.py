@@ -26,11 +26,12 @@ from probe_service.estimate.limit import ShareScan, exact_scan, scan_of_points, 
 from probe_service.estimate.masking import Mask, MaskAccumulator, MaskEffect
 from probe_service.estimate.nulls import MatchedGaussian, isotropic
 from probe_service.estimate.removal import HarmfulRow, most_harmful_rows
-from probe_service.estimate.sampling import SUB_POOLS, WHOLE, SamplingPlan
+from probe_service.estimate.sampling import SOME_ANCHORS, SUB_POOLS, WHOLE, SamplingPlan
 from probe_service.estimate.starvation import starvation_floor
 
 __all__ = [
     "EXACT",
+    "SOME_ANCHORS",
     "SUB_POOLS",
     "TEMPERATURES",
     "WHOLE",

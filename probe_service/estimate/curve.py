@@ -132,6 +132,7 @@ def curve_point(
     *,
     candidates_per_anchor: int,
     exact: ExactFigures | None = None,
+    pairs_above: Floats | None = None,
 ) -> CurvePoint:
     """Estimate every figure of STATISTICS §1 at one batch size.
 
@@ -142,6 +143,7 @@ def curve_point(
         setting: What the batches are batches of.
         candidates_per_anchor: Negatives in an anchor's softmax.
         exact: Figures without Monte Carlo error, used in place of the sampled ones.
+        pairs_above: The same of the expected pairs above each threshold.
 
     Returns:
         The figures; those that need what the corpus lacks are null.
@@ -253,7 +255,7 @@ def curve_point(
                 t,
                 threshold,
                 pairs,
-                None if exact is None else partial(exactly, float(exact.pairs_above[t])),
+                None if pairs_above is None else partial(exactly, float(pairs_above[t])),
             )
             for t, threshold in enumerate(setting.thresholds)
         ],

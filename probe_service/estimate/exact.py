@@ -114,7 +114,6 @@ class ExactFigures:
         known, worst: false_negative_softmax_share, and in the worst case.
         known_update, worst_update: false_negative_gradient_share; None without positives.
         hardest_negative: Mean over anchors of the expected largest similarity.
-        pairs_above: (thresholds,) expected negative pairs of a batch.
     """
 
     known: float
@@ -122,7 +121,6 @@ class ExactFigures:
     known_update: float | None
     worst_update: float | None
     hardest_negative: float
-    pairs_above: Floats
 
 
 class ShareAccumulator:

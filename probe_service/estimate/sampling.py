@@ -8,15 +8,17 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["MIN_ANCHORS", "SUB_POOLS", "WHOLE", "SamplingPlan"]
+__all__ = ["SOME_ANCHORS", "SUB_POOLS", "WHOLE", "SamplingPlan"]
 
 SUB_POOLS = 20
 MIN_ANCHORS = 20_000
 """Anchors behind every figure, at least: batches × N (STATISTICS §3)."""
 SCAN_ANCHORS = 100_000
 """Anchors behind the scan over all integers: permutations × their length …"""
-SCAN_ORDERS = 400
-"""… with at most this many permutations."""
+SCAN_ORDERS = (100, 400)
+"""… with at least and at most so many permutations."""
+SOME_ANCHORS = 256
+"""Anchors that may stand for all of a large batch or permutation: further ones share their candidates, and add little."""
 WHOLE = -1
 """Pool number of batches that are drawn from all encoded rows."""
 
@@ -59,9 +61,14 @@ class SamplingPlan:
             return 0
         return max(2, -(-self.num_batches(size) // SUB_POOLS))
 
+    def num_anchors(self, size: int) -> int:
+        """Anchors of each batch of all encoded rows that stand for all N, so that there are `MIN_ANCHORS` together."""
+        return min(size, max(SOME_ANCHORS, -(-MIN_ANCHORS // self.num_batches(size))))
+
     def num_orders(self, length: int) -> int:
         """Permutations of the scan over all integers up to `length`."""
-        return max(20, min(SCAN_ORDERS, -(-SCAN_ANCHORS // length)))
+        fewest, most = SCAN_ORDERS
+        return max(fewest, min(most, -(-SCAN_ANCHORS // length)))
 
     def pool_rows(self, pool: int) -> NDArray[np.int64]:
         """Rows of one sub-pool; all rows for `WHOLE`."""

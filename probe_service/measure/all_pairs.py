@@ -148,15 +148,20 @@ class AllPairs:
         if size > self.largest:
             return None
         shares, rows, at = self.shares, len(self.population), size - 2
-        in_batch = size * (size - 1) / (1 if self.population.positives is not None else 2)
         return ExactFigures(
             known=float(shares.known[at]),
             worst=float(shares.worst[at]),
             known_update=None if shares.known_update is None else float(shares.known_update[at]),
             worst_update=None if shares.worst_update is None else float(shares.worst_update[at]),
             hardest_negative=float(self._sums["hardest"][self.sizes.index(size)] / rows),
-            pairs_above=self._sums["above"] / (rows * (rows - 1)) * in_batch,
         )
+
+    def pairs_above(self, size: int) -> NDArray[np.float64]:
+        """Expected pairs of a batch of any N with similarity ≥ each of SIMILARITY_THRESHOLDS."""
+        rows = len(self.population)
+        in_batch = size * (size - 1) / (1 if self.population.positives is not None else 2)
+        expected: NDArray[np.float64] = self._sums["above"] / (rows * (rows - 1)) * in_batch
+        return expected
 
     def _detail(self) -> _Detail | None:
         """What else this pass finds out."""

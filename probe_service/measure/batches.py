@@ -52,6 +52,8 @@ class Batches:
         plan: Of the population: which rows are in which pool.
         scratch: Where results go.
         shares_alone: Whether S and its worst case are all that is measured.
+        num_anchors: How many anchors of each batch of all rows are measured, where the most similar pairs come from elsewhere;
+            None: all anchors.
     """
 
     def __init__(
@@ -65,10 +67,11 @@ class Batches:
         scratch: Scratch,
         *,
         shares_alone: bool = False,
+        num_anchors: int | None = None,
     ) -> None:
         self._name, self.size, self._dimension = name, size, dimension
         self._draws, self._softmaxes, self._plan, self._scratch = draws, softmaxes, plan, scratch
-        self._shares_alone = shares_alone
+        self._shares_alone, self._num_anchors = shares_alone, num_anchors
 
     @property
     def name(self) -> str:
@@ -77,15 +80,19 @@ class Batches:
 
     def parts(self) -> list[_Part]:
         """About a second's batches each."""
-        seconds = batch_seconds(self.size, self._dimension, self._softmaxes.candidates_per_row)
-        if self._draws.units is not BatchUnits.BATCHES:
-            seconds = self._draws.batches_in_unit(self.size) * seconds + 2e-6 * self._plan.rows_encoded
-        step = max(1, int(STEP_SECONDS / seconds))
-        return [
-            _Part(pool, first, min(step, total - first))
-            for pool, total in self._draws.streams(self.size)
-            for first in range(0, total, step)
-        ]
+        parts = []
+        for pool, total in self._draws.streams(self.size):
+            seconds = batch_seconds(
+                self.size,
+                self._dimension,
+                self._softmaxes.candidates_per_row,
+                num_anchors=self._anchors_in(pool),
+            )
+            if self._draws.units is not BatchUnits.BATCHES:
+                seconds = self._draws.batches_in_unit(self.size) * seconds + 2e-6 * self._plan.rows_encoded
+            step = max(1, int(STEP_SECONDS / seconds))
+            parts += [_Part(pool, first, min(step, total - first)) for first in range(0, total, step)]
+        return parts
 
     def run(self, part: _Part) -> None:
         """Measure some units."""
@@ -96,7 +103,11 @@ class Batches:
         if given:
             rng = self._draws.rng(self.size, part.pool, part.first)
             measured = self._softmaxes.measure(
-                np.concatenate(given), rng, self._scratch.checkpoint, shares_alone=self._shares_alone
+                np.concatenate(given),
+                rng,
+                self._scratch.checkpoint,
+                shares_alone=self._shares_alone,
+                num_anchors=self._anchors_in(part.pool),
             )
             kept = _SHARES if self._shares_alone else [field.name for field in fields(BatchMeasurements)]
             columns = {name: getattr(measured, name) for name in kept}
@@ -128,6 +139,10 @@ class Batches:
             units=self._draws.units,
             batches=int(self._whole.batches.sum()),
         )
+
+    def _anchors_in(self, pool: int) -> int | None:
+        # Nothing but its own batches tells the most similar pairs of a sub-pool's.
+        return self._num_anchors if pool == WHOLE else None
 
     @cached_property
     def _whole(self) -> _Pool:

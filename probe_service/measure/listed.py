@@ -89,7 +89,7 @@ class _Part:
 
 
 class ListedCurve:
-    """Ranks and counts of similarities in a thousand batches of one size.
+    """The most similar pairs of a thousand batches of one size.
 
     The first batches are those that are measured directly for all other figures.
 
@@ -135,12 +135,12 @@ class ListedCurve:
             listed, batches, k=self._k, thresholds=SIMILARITY_THRESHOLDS, checkpoint=checkpoint
         )
         masked = measure_subsets(unknown, batches, k=self._k, checkpoint=checkpoint)
-        columns = {
-            "top_k": found.top_k,
-            "masked_top_k": masked.top_k,
-            "pairs_above": found.pairs_above,
-        }
-        direct = found.too_short | masked.too_short | np.isnan(found.pairs_above).any(axis=1)
+        # Where a threshold lies below the whole list, any listed pair of a batch is above it.
+        any_above = np.where(
+            np.isnan(found.pairs_above), ~np.isnan(found.top_k[:, :1]), found.pairs_above > 0
+        ).astype(np.float64)
+        columns = {"top_k": found.top_k, "masked_top_k": masked.top_k, "any_above": any_above}
+        direct = found.too_short | masked.too_short
         if direct.any():
             rng = np.random.default_rng(
                 0
@@ -152,5 +152,4 @@ class ListedCurve:
 
     def result(self) -> dict[str, NDArray[np.float64]]:
         """Columns of `similarity.BatchMeasurements`, one row a batch."""
-        columns = self._scratch.load_columns(f"{self.name}-{part.first}.npz" for part in self.parts())
-        return columns | {"any_above": (columns["pairs_above"] > 0).astype(np.float64)}
+        return self._scratch.load_columns(f"{self.name}-{part.first}.npz" for part in self.parts())

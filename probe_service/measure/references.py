@@ -18,8 +18,10 @@ from probe_service.workspace import Population
 
 __all__ = ["References"]
 
-REFERENCE_BATCHES = 20
-"""Batches behind each null and the noise series: t with 19 degrees of freedom."""
+_MOST_BATCHES, _FEWEST_BATCHES = 20, 8
+"""Batches behind each null and the noise series: t with 19 degrees of freedom …"""
+_MOST_ROWS = 20_480
+"""… or fewer where batches are large, whose figures hardly differ from one another."""
 NOISE_PER_ROW = 3
 """The paper's M = 3 × batch size."""
 
@@ -64,10 +66,9 @@ class References:
 
     def parts(self) -> list[_Part]:
         """About a second's batches each."""
+        total = min(_MOST_BATCHES, max(_FEWEST_BATCHES, _MOST_ROWS // self.size))
         step = max(1, int(STEP_SECONDS / (8 * batch_seconds(self.size, self._population.anchors.shape[1]))))
-        return [
-            _Part(first, min(step, REFERENCE_BATCHES - first)) for first in range(0, REFERENCE_BATCHES, step)
-        ]
+        return [_Part(first, min(step, total - first)) for first in range(0, total, step)]
 
     def run(self, part: _Part) -> None:
         """Measure beside some batches."""

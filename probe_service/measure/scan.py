@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from probe_service.estimate import SUB_POOLS, WHOLE, ExactShares, ShareScan, scan_shares
+from probe_service.estimate import SOME_ANCHORS, SUB_POOLS, WHOLE, ExactShares, ShareScan, scan_shares
 from probe_service.measure.task import STEP_SECONDS, batch_seconds
 from probe_service.scratch import Scratch
 from probe_service.similarity import measure_windows
@@ -50,7 +50,9 @@ class Scan:
     def parts(self) -> list[_Part]:
         """About a second's permutations each."""
         plan, length = self._population.plan, self._length
-        step = max(1, int(STEP_SECONDS / (3 * batch_seconds(length, self._population.anchors.shape[1]))))
+        dimension = self._population.anchors.shape[1]
+        seconds = 3 * batch_seconds(length, dimension, num_anchors=min(length, SOME_ANCHORS))
+        step = max(1, int(STEP_SECONDS / seconds))
         pools = [(WHOLE, plan.num_orders(length))] if self._whole else []
         if not plan.whole_corpus:
             pools += [(pool, -(-plan.num_orders(length) // SUB_POOLS)) for pool in range(SUB_POOLS)]
@@ -70,6 +72,7 @@ class Scan:
             shares = measure_windows(
                 torch.from_numpy(population.anchors[order]),
                 None if population.positives is None else torch.from_numpy(population.positives[order]),
+                num_anchors=SOME_ANCHORS,
                 temperature=self._temperature,
                 known=lambda block, order=order: population.evidence.known_pairs(order[None, :], block),  # type: ignore[misc]
                 unjudged=None if unjudged is None else torch.from_numpy(unjudged[order]),

@@ -99,24 +99,30 @@ class Shares:
         self, size: int, *, name: str | None = None, draws: Draws | None = None, shares_alone: bool = False
     ) -> Batches:
         """Batches of one size; by another sampler where `draws` says so, under a name of their own."""
+        plan = self.population.plan
         return Batches(
             name or self.population.name,
             size,
             self.population.anchors.shape[1],
             draws or self.draws,
             self.softmaxes,
-            self.population.plan,
+            plan,
             self._scratch,
             shares_alone=shares_alone,
+            # The list gives the most similar pairs, which need all anchors of a batch; means over anchors do not.
+            num_anchors=plan.num_anchors(size) if draws is None and self._is_listed(size) else None,
         )
 
     def listed_curve(self, size: int) -> ListedCurve | None:
         """The similarity curve at one size from the list of the most similar pairs; None where batches give it."""
-        if self.listing is None or size < SMALLEST_LISTED_SIZE:
+        if self.listing is None or not self._is_listed(size):
             return None
         return ListedCurve(
             self.population, self.listing, size, self.softmaxes, k=self._k, scratch=self._scratch
         )
+
+    def _is_listed(self, size: int) -> bool:
+        return self.listing is not None and size >= SMALLEST_LISTED_SIZE
 
     def tasks(self, *, measured: Sequence[int] = ()) -> list[Task]:
         """What the search for n_max needs, but for batches of sizes that are measured anyhow."""

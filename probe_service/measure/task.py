@@ -27,6 +27,9 @@ class Task(Protocol):
         """Measure one part and leave its file."""
 
 
-def batch_seconds(size: int, dimension: int, candidates_per_row: int = 1) -> float:
+def batch_seconds(
+    size: int, dimension: int, candidates_per_row: int = 1, *, num_anchors: int | None = None
+) -> float:
     """A cautious guess of the seconds that one batch costs, to cut the work into parts."""
-    return 1e-4 + 1e-8 * size * dimension + candidates_per_row * size**2 * (4e-11 * dimension + 4e-8)
+    pairs = candidates_per_row * size * (size if num_anchors is None else num_anchors)
+    return 1e-4 + 1e-8 * size * dimension + pairs * (4e-11 * dimension + 4e-8)

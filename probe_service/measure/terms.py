@@ -144,6 +144,7 @@ class Softmaxes:
         checkpoint: Callable[[], None],
         *,
         shares_alone: bool = False,
+        num_anchors: int | None = None,
     ) -> BatchMeasurements:
         """Measure batches of one size.
 
@@ -152,17 +153,22 @@ class Softmaxes:
             rng: Chooses hard negatives where a row has more than it brings.
             checkpoint: Called often; may raise.
             shares_alone: Whether S and its worst case are all that is wanted; nothing else of the result is then to be used.
+            num_anchors: How many anchors of each batch are measured, its first ones; None: all. The most similar pairs are
+                then left out.
 
         Returns:
             Of the b batches, in order; shares are means over the softmaxes where there are several.
         """
-        step = stack_size(batches.shape[1], self.candidates_per_row)
+        size = batches.shape[1]
+        step = stack_size(size, self.candidates_per_row, num_anchors=num_anchors)
         found = []
         for start in range(0, len(batches), step):
             stack = batches[start : start + step]
             chosen = self._choose(stack, rng)
             of_each = [
-                self._measure_softmax(terms, stack, chosen, checkpoint, shares_alone=shares_alone)
+                self._measure_softmax(
+                    terms, stack, chosen, checkpoint, shares_alone=shares_alone, num_anchors=num_anchors
+                )
                 for terms in self._softmaxes
             ]
             found.append(_mean(of_each))
@@ -261,6 +267,7 @@ class Softmaxes:
         checkpoint: Callable[[], None],
         *,
         shares_alone: bool,
+        num_anchors: int | None,
     ) -> BatchMeasurements:
         if shares_alone:
             terms = [term.known_alone() for term in terms]
@@ -282,7 +289,7 @@ class Softmaxes:
             torch.from_numpy(first.left[rows]),
             None if sentences else torch.from_numpy(first.right[rows]),
             temperature=self._temperature,
-            k=0 if shares_alone else self._k,
+            k=0 if shares_alone or num_anchors is not None else self._k,
             thresholds=() if shares_alone else SIMILARITY_THRESHOLDS,
             known=_pairs_of(tiers.known, rows),
             certain=None if tiers.certain is None else _pairs_of(tiers.certain, rows),
@@ -293,6 +300,7 @@ class Softmaxes:
             own_similarity=None if own is None else torch.from_numpy(own[rows]),
             own_terms=sum(term.direction in _WITH_OWN_PAIR for term in terms),
             further=further,
+            num_anchors=num_anchors,
             checkpoint=checkpoint,
         )
 

@@ -78,8 +78,8 @@ class BatchMeasurements:
         top_k: (b, k) the k largest similarities of negative pairs; NaN where there are fewer pairs.
         masked_top_k: (b, k) the same with the known false negatives left out.
         hardest_negative: (b,) mean over anchors of the largest similarity.
-        pairs_above: (b, t) negative pairs with similarity ≥ each threshold.
-        any_above: (b, t) 1 where there is such a pair, else 0.
+        pairs_above: (b, t) negative pairs with similarity ≥ each threshold; estimated where not all anchors were measured.
+        any_above: (b, t) 1 where there is such a pair, else 0; NaN where not all anchors were measured.
         false_count: (b,) mean over anchors of the number of known false negatives.
         false_any_share: (b,) share of anchors with at least one known false negative.
         false_share: (b,) mean over anchors of Σ_j w_ij [known], w_ij = softmax of s_ij/T over the negatives.
@@ -99,7 +99,7 @@ class BatchMeasurements:
         worst_update: (b,) the same in the worst case.
         effective_anchors_share: (b,) (Σv)² / (N Σv²).
         effective_negatives: (b,) mean over anchors of 1/Σ_j w_ij².
-        log_xi: (b, N) log ξ_i, or (b, 0) without positives.
+        log_xi: (b, A) log ξ_i of the A anchors measured, or (b, 0) without positives.
     """
 
     top_k: Floats
@@ -146,7 +146,7 @@ def batch_top_k(anchors: torch.Tensor, candidates: torch.Tensor | None, *, k: in
     """
     best = _TopValues(len(anchors), k)
     right = anchors if candidates is None else candidates
-    for rows in _blocks(anchors, anchors.shape[1]):
+    for rows in _blocks(len(anchors), anchors.shape[1], anchors.shape[1]):
         similarities = anchors[:, rows] @ right.transpose(1, 2)
         _leave_out_own(similarities, rows)
         best.add(_each_once(similarities, rows) if candidates is None else similarities)
@@ -156,12 +156,10 @@ def batch_top_k(anchors: torch.Tensor, candidates: torch.Tensor | None, *, k: in
 def noise_similarity(anchors: torch.Tensor, noise: torch.Tensor) -> tuple[float, float]:
     """Return the mean and the largest cosine of (N, d) unit rows to (M, d) noise vectors of any length."""
     noise = torch.nn.functional.normalize(noise, dim=1)
-    total, largest = 0.0, -1.0
-    for rows in row_blocks(len(anchors), len(noise)):
-        similarities = anchors[rows] @ noise.T
-        total += float(similarities.sum(dtype=torch.float64))
-        largest = max(largest, float(similarities.max()))
-    return total / (len(anchors) * len(noise)), min(1.0, largest)
+    largest = max(float((anchors[rows] @ noise.T).max()) for rows in row_blocks(len(anchors), len(noise)))
+    # The mean of all products is the product of the means.
+    mean = anchors.mean(dim=0, dtype=torch.float64) @ noise.mean(dim=0, dtype=torch.float64)
+    return float(mean), min(1.0, largest)
 
 
 def measure_batches(
@@ -181,6 +179,7 @@ def measure_batches(
     own_similarity: torch.Tensor | None = None,
     own_terms: int = 1,
     further: Sequence[FurtherCandidates] = (),
+    num_anchors: int | None = None,
 ) -> BatchMeasurements:
     """Measure the negatives of a stack of batches in one pass over their similarities.
 
@@ -207,11 +206,16 @@ def measure_batches(
         own_terms: How often the own pair stands in the softmax; the push on the negatives together is
             ξ_i / (own_terms + ξ_i).
         further: Terms of the softmax beside the in-batch candidates.
+        num_anchors: A, how many anchors of each batch are measured, the first ones; None: all N. The batches must then be in
+            random order. Means over anchors stay what they are, the most similar pairs cannot be told: `k` must be 0.
 
     Returns:
         The measurements of the b batches.
     """
     batches, size, _ = anchors.shape
+    measured = size if num_anchors is None else min(size, num_anchors)
+    if k and measured < size:
+        raise ValueError("the most similar pairs of a batch need all its anchors")
     right = anchors if candidates is None else candidates
     columns_in_all = size + sum(block.right.shape[1] for block in further)
     unordered = candidates is None
@@ -222,7 +226,7 @@ def measure_batches(
     def keep(name: str, value: torch.Tensor) -> None:
         found.setdefault(name, []).append(_array(value))
 
-    for rows in _blocks(anchors, columns_in_all):
+    for rows in _blocks(batches, measured, columns_in_all):
         checkpoint()
         in_batch = anchors[:, rows] @ right.transpose(1, 2)
         own = _leave_out_own(in_batch, rows)
@@ -278,17 +282,18 @@ def measure_batches(
             found.setdefault("borrowed", []).append(found["false"][-1])
         keep("eff", mass**2 / weights.square_().sum(dim=2, dtype=torch.float64))
     row = {name: np.concatenate(parts, axis=1) for name, parts in found.items()}
+    above *= size / measured
     if candidates is None:
-        above /= 2  # each unordered pair was seen from both its rows
+        above /= 2  # each unordered pair is seen from both its rows
     if candidates is None and own_similarity is None:
-        weight = np.full((batches, size), np.nan)
+        weight = np.full((batches, measured), np.nan)
         log_xi = np.empty((batches, 0))
     else:
         log_xi = row["log_mass"] - row["own"] / temperature
         weight = np.exp(-np.logaddexp(0.0, np.log(own_terms) - log_xi))
     total = weight.sum(axis=1)
     with np.errstate(invalid="ignore", divide="ignore"):
-        effective = total**2 / (size * (weight**2).sum(axis=1))
+        effective = total**2 / (measured * (weight**2).sum(axis=1))
 
     def mean_share(name: str, missing: float = 0.0) -> Floats:
         if name not in row:
@@ -301,7 +306,7 @@ def measure_batches(
         masked_top_k=masked_top.values(),
         hardest_negative=row["hardest"].mean(axis=1),
         pairs_above=above,
-        any_above=(above > 0).astype(np.float64),
+        any_above=(above > 0).astype(np.float64) if measured == size else np.full_like(above, np.nan),
         false_count=row["false_n"].mean(axis=1),
         false_any_share=(row["false_n"] > 0).mean(axis=1),
         false_share=mean_share("false"),
@@ -324,21 +329,21 @@ def measure_batches(
     )
 
 
-def stack_size(size: int, candidates_per_row: int = 1) -> int:
+def stack_size(size: int, candidates_per_row: int = 1, *, num_anchors: int | None = None) -> int:
     """How many batches of `size` rows fit one block, each row bringing so many candidates."""
     columns = size * candidates_per_row
-    return max(1, min(BLOCK_ELEMENTS // 4 // (size * columns), 16_384 // columns))
+    rows = size if num_anchors is None else num_anchors
+    return max(1, min(BLOCK_ELEMENTS // 4 // (rows * columns), 16_384 // columns))
 
 
-def _blocks(anchors: torch.Tensor, columns: int) -> list[slice]:
-    batches, size, _ = anchors.shape
+def _blocks(batches: int, rows: int, columns: int) -> list[slice]:
     if batches > 1:
-        if batches * size * columns > BLOCK_ELEMENTS:
+        if batches * rows * columns > BLOCK_ELEMENTS:
             raise ValueError(
-                f"{batches} batches of {size} rows do not fit one block; measure fewer at a time"
+                f"{batches} batches of {rows} × {columns} pairs do not fit one block; measure fewer at a time"
             )
-        return [slice(0, size)]
-    return list(row_blocks(size, columns))
+        return [slice(0, rows)]
+    return list(row_blocks(rows, columns))
 
 
 def _leave_out_own(similarities: torch.Tensor, rows: slice) -> torch.Tensor:

@@ -32,6 +32,7 @@ def measure_windows(
     anchors: torch.Tensor,
     candidates: torch.Tensor | None,
     *,
+    num_anchors: int,
     temperature: float,
     known: KnownPairs | None,
     unjudged: torch.Tensor | None,
@@ -41,28 +42,30 @@ def measure_windows(
     """Return the softmax share of false negatives for every batch size up to M, from M rows in random order.
 
     In a random order, a row and the N − 1 rows after it (going round) are a random batch of N. So with the
-    similarities of each row sorted by that distance, running sums give its share at every N at once, and every row is
-    an anchor at every N. The naive equivalent, for each N and each start i::
+    similarities of each row sorted by that distance, running sums give its share at every N at once. The naive
+    equivalent, for each N and each start i < A::
 
         batch = [i, i + 1, …, i + N − 1] modulo M;  share of anchor i in `batch`
 
     Args:
         anchors: (M, d) float32 unit rows, in random order.
         candidates: (M, d) the positives; None for sentences.
+        num_anchors: A, how many of the rows are anchors: the first ones, or all if there are fewer.
         temperature: T > 0.
-        known: Known false negatives among the M rows, by position.
+        known: Known false negatives of a slice of anchors among the M rows, by position.
         unjudged: (M,) bool, rows whose pairs are unjudged unless known; None if all are judged.
         worst_case_similarity: s₀; None counts every unjudged pair.
         checkpoint: Called between blocks; may raise.
 
     Returns:
-        The mean over the M anchors, for N = 2…M.
+        The mean over the A anchors, for N = 2…M.
     """
     rows_total = len(anchors)
+    num_anchors = min(num_anchors, rows_total)
     right = anchors if candidates is None else candidates
     false_sum = torch.zeros(rows_total - 1, dtype=torch.float64)
     worst_sum = torch.zeros(rows_total - 1, dtype=torch.float64)
-    for rows in row_blocks(rows_total, 4 * rows_total):
+    for rows in row_blocks(num_anchors, 4 * rows_total):
         checkpoint()
         count = rows.stop - rows.start
         around = torch.arange(rows.start, rows.start + rows_total + count) % rows_total
@@ -89,8 +92,8 @@ def measure_windows(
             other = unjudged[around].expand(count, -1).contiguous()
             counted &= unjudged[rows, None] | other.as_strided(slant.shape, (other.shape[1] + 1, 1), 1)
         worst_sum += _running_share(weights, total, counted | is_false, logs=log_total is not None)
-    false_share = (false_sum / rows_total).clamp(0.0, 1.0).numpy()
-    worst_share = false_share if unjudged is None else (worst_sum / rows_total).clamp(0.0, 1.0).numpy()
+    false_share = (false_sum / num_anchors).clamp(0.0, 1.0).numpy()
+    worst_share = false_share if unjudged is None else (worst_sum / num_anchors).clamp(0.0, 1.0).numpy()
     return WindowShares(false_share, worst_share)
 
 

@@ -345,7 +345,7 @@ def test_the_gain_of_common_batches_is_the_share_of_the_width():
 def test_exact_figures_are_used_where_both_sides_have_them():
     rng = np.random.default_rng(11)
     groups = ["g", "g", "h", "k"]
-    exact = [ExactFigures(s, s, s / 2, s / 2, 0.5 + s, np.zeros(0)) for s in (0.1, 0.15)]
+    exact = [ExactFigures(s, s, s / 2, s / 2, 0.5 + s) for s in (0.1, 0.15)]
     a, b = (side(rng, groups, exact=figures) for figures in exact)
     found = compare_figures(4, a, b, coupled=True)
     for name, truth in (
@@ -365,9 +365,7 @@ def test_of_a_sample_the_value_is_exact_and_the_spread_that_of_the_sub_pools():
     pools = [[columns(rng, 10, 4) for _ in range(20)] for _ in range(2)]
     rows = [np.arange(8)] * 20
     a, b = (
-        Side(
-            columns(rng, 80, 4), of_side, rows, evidence, True, True, ExactFigures(s, s, s, s, s, np.zeros(0))
-        )
+        Side(columns(rng, 80, 4), of_side, rows, evidence, True, True, ExactFigures(s, s, s, s, s))
         for of_side, s in zip(pools, (0.1, 0.15), strict=True)
     )
     found = compare_figures(4, a, b, coupled=True)["false_negative_softmax_share"].difference

@@ -20,7 +20,7 @@ def never():
     return None
 
 
-def measured(rows, candidates, groups, stack, *, temperature=0.2, k=3, floor=0.3):
+def measured(rows, candidates, groups, stack, *, temperature=0.2, k=3, floor=0.3, num_anchors=None):
     evidence = Evidence.from_keys(None, None, groups)
     unjudged = evidence.unjudged_rows
     return measure_batches(
@@ -34,6 +34,7 @@ def measured(rows, candidates, groups, stack, *, temperature=0.2, k=3, floor=0.3
         unjudged=None if unjudged is None else torch.from_numpy(unjudged[stack]),
         worst_case_similarity=floor,
         checkpoint=never,
+        num_anchors=num_anchors,
     )
 
 
@@ -139,14 +140,36 @@ def test_four_rows_by_hand():
     assert found.effective_negatives[0] == pytest.approx(1 / (0.25 + 0.0625 + 0.0625))
 
 
+@pytest.mark.parametrize("ordered", [False, True])
+def test_some_anchors_stand_for_all(ordered):
+    # The mean over every choice of who comes first is what all anchors give.
+    rng = np.random.default_rng(3)
+    rows = unit_rows(rng, 6, 4)
+    candidates = unit_rows(rng, 6, 4) if ordered else None
+    groups = ["a", "b", None, "a", "b", "a"]
+    turns = np.array([np.roll(np.arange(6), turn) for turn in range(6)])
+    everyone = measured(rows, candidates, groups, turns[:1], k=0)
+    some = measured(rows, candidates, groups, turns, k=0, num_anchors=2)
+    for name in ("false_share", "worst_share", "false_count", "effective_negatives", "hardest_negative"):
+        assert getattr(some, name).mean() == pytest.approx(getattr(everyone, name)[0], rel=1e-5)
+    np.testing.assert_allclose(some.pairs_above.mean(axis=0), everyone.pairs_above[0])
+    assert np.isnan(some.any_above).all()
+    if ordered:
+        assert some.log_xi.shape == (6, 2)
+        assert 3 * some.update_weight.mean() == pytest.approx(everyone.update_weight[0], rel=1e-5)
+    with pytest.raises(ValueError, match="most similar pairs"):
+        measured(rows, candidates, groups, turns, k=1, num_anchors=2)
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     n=st.integers(2, 9),
+    num_anchors=st.integers(1, 10),
     ordered=st.booleans(),
     temperature=st.sampled_from([0.002, 0.05, 0.4]),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_windows_are_batches_of_consecutive_rows(n, ordered, temperature, seed):
+def test_windows_are_batches_of_consecutive_rows(n, num_anchors, ordered, temperature, seed):
     rng = np.random.default_rng(seed)
     rows = unit_rows(rng, n, 4)
     candidates = unit_rows(rng, n, 4) if ordered else None
@@ -157,6 +180,7 @@ def test_windows_are_batches_of_consecutive_rows(n, ordered, temperature, seed):
     found = measure_windows(
         torch.from_numpy(rows),
         None if candidates is None else torch.from_numpy(candidates),
+        num_anchors=num_anchors,
         temperature=temperature,
         known=lambda block: evidence.known_pairs(np.arange(n)[None, :], block),
         unjudged=None if unjudged is None else torch.from_numpy(unjudged),
@@ -166,7 +190,7 @@ def test_windows_are_batches_of_consecutive_rows(n, ordered, temperature, seed):
     s = similarity_rows(rows, rows if candidates is None else candidates)
     for size in range(2, n + 1):
         false, worst = [], []
-        for start in range(n):
+        for start in range(min(n, num_anchors)):
             batch = [(start + t) % n for t in range(size)]
             row = [s[start][j] for j in batch]
 
