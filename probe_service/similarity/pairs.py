@@ -2,24 +2,37 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from functools import cached_property
+from typing import Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+
+from probe_service.similarity.screen import Screen, int8_pays, rounding_of_float32
+from probe_service.similarity.threads import in_turn
 
 __all__ = ["BLOCK_ELEMENTS", "TopPairs", "row_blocks", "top_pairs"]
 
 BLOCK_ELEMENTS = 4_000_000
 """Similarities held at once: 16 MB in float32."""
 
-_RESCORE_ROWS = 8_192
-_SPARE_PAIRS = 8_192
+_TILE_ROWS = 512
+_TILE_COLUMNS = 1_024
+"""A tile of products stays in a core's cache."""
+_CROWDED = 8
+"""A tile is looked at in float32 where more than one in so many of its pairs may be among the best."""
+_SPARE_PAIRS = 1_024
 """Pairs held beyond twice the k that are asked for, before the hopeless ones are dropped."""
+_SAMPLED_ROWS = 512
+_SAMPLED_PAIRS = 16
+"""The floor guessed from a sample leaves so many more pairs in it than are expected, and six times their root."""
 
 OnBlock = Callable[[int, int], None]
+Places = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -33,8 +46,11 @@ class TopPairs:
     """
 
     similarity: NDArray[np.float64]
-    anchor: NDArray[np.int64]
-    candidate: NDArray[np.int64]
+    anchor: Places
+    candidate: Places
+
+
+_NONE = TopPairs(np.empty(0), np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
 
 
 def top_pairs(
@@ -53,9 +69,10 @@ def top_pairs(
         pairs = [(-s[i, j], i, j) for i, j in (i < j if candidates is None else i != j)]
         sorted(pairs)[:k]
 
-    The blocked implementation never allocates the N×N matrix: its memory is one block of `BLOCK_ELEMENTS` and about
-    twice the k pairs. It screens with float32 products, keeps every pair within the proven rounding error of the k-th
-    best, and rescores those in float64, so that its answer, ties included, is that of the naive one. k may be millions.
+    The blocked implementation never allocates the N×N matrix: its memory is the rows' codes of one byte a number, a few tiles
+    and about twice the k pairs. It screens tiles of products in low precision, on all of torch's threads, looks in float64 at
+    every pair that may reach the k-th best by the proven bound of the error (see `screen`), and so gives the naive one's
+    answer, ties included. k may be millions.
 
     Args:
         anchors: (N, d) float32, rows of unit length.
@@ -63,7 +80,7 @@ def top_pairs(
             pairs, each once.
         k: How many pairs, at least 1; fewer come back where there are fewer.
         impl: Which implementation.
-        on_block: Called with (rows done, rows) after each block; may raise to abandon the search.
+        on_block: Called with (tiles done, tiles) after each tile; may raise to abandon the search.
 
     Returns:
         At most k pairs.
@@ -76,55 +93,10 @@ def top_pairs(
         return _reference(anchors, candidates, k)
     # Only the first copies of a vector can be in the answer: a later copy has k twins that are as similar and earlier.
     # One more copy may be the row itself. Without this, a corpus of equal rows would tie everywhere.
-    if candidates is None:
-        rows = _first_copies(anchors, k + 1)
-        found = _blocked_unordered(anchors[rows], k, on_block)
-        return TopPairs(found.similarity, rows[found.anchor], rows[found.candidate])
-    anchor_rows = _first_copies(anchors, k + 1)
-    candidate_rows = _first_copies(candidates, k + 1)
-    found = _blocked_ordered(
-        anchors[anchor_rows], candidates[candidate_rows], anchor_rows, candidate_rows, k, on_block
-    )
-    return TopPairs(found.similarity, anchor_rows[found.anchor], candidate_rows[found.candidate])
-
-
-def _reference(anchors: NDArray[np.float32], candidates: NDArray[np.float32] | None, k: int) -> TopPairs:
-    n = len(anchors)
-    own = np.eye(n, dtype=bool) if candidates is not None else np.tril(np.ones((n, n), dtype=bool))
-    i, j = np.nonzero(~own)
-    return _best(anchors, anchors if candidates is None else candidates, i, j, k)
-
-
-def _best(
-    left: NDArray[np.float32],
-    right: NDArray[np.float32],
-    i: NDArray[np.int64],
-    j: NDArray[np.int64],
-    k: int,
-) -> TopPairs:
-    """Score the pairs in float64, each with the same order of additions, and keep the k best."""
-    scores = np.empty(len(i), dtype=np.float64)
-    for start in range(0, len(i), _RESCORE_ROWS):
-        part = slice(start, start + _RESCORE_ROWS)
-        scores[part] = np.einsum(
-            "nd,nd->n", left[i[part]].astype(np.float64), right[j[part]].astype(np.float64)
-        )
-    np.clip(scores, -1.0, 1.0, out=scores)
-    order = np.lexsort((j, i, -scores))[:k]
-    return TopPairs(scores[order], i[order], j[order])
-
-
-def _first_copies(rows: NDArray[np.float32], copies: int) -> NDArray[np.int64]:
-    """Indices of rows, leaving out all but the first `copies` of equal ones."""
-    contiguous = np.ascontiguousarray(rows) + np.float32(0.0)  # −0.0 becomes 0.0: equal values, equal bytes
-    keys = contiguous.view(np.dtype((np.void, contiguous.shape[1] * contiguous.itemsize))).ravel()
-    _, inverse, counts = np.unique(keys, return_inverse=True, return_counts=True)
-    if counts.size == 0 or counts.max() <= copies:
-        return np.arange(len(rows), dtype=np.int64)
-    order = np.argsort(inverse, kind="stable")
-    rank = np.empty(len(rows), dtype=np.int64)
-    rank[order] = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
-    return np.flatnonzero(rank < copies).astype(np.int64)
+    left, left_rows = _first_copies(anchors, k + 1)
+    right, right_rows = (left, left_rows) if candidates is None else _first_copies(candidates, k + 1)
+    found = _Search(left, right, left_rows, right_rows, k, ordered=candidates is not None).run(on_block)
+    return TopPairs(found.similarity, left_rows[found.anchor], right_rows[found.candidate])
 
 
 def row_blocks(rows: int, columns: int) -> Iterator[slice]:
@@ -134,108 +106,253 @@ def row_blocks(rows: int, columns: int) -> Iterator[slice]:
         yield slice(start, min(rows, start + step))
 
 
-def _blocked_unordered(vectors: NDArray[np.float32], k: int, on_block: OnBlock | None) -> TopPairs:
-    rows_of = torch.from_numpy(vectors)
-    best = _Best(vectors, vectors, k)
-    for rows in row_blocks(len(vectors), len(vectors)):
-        # Row i needs its columns j > i only: the block's own triangle, and everything right of it.
-        similarities = rows_of[rows] @ rows_of[rows.start :].T
-        triangle = similarities[:, : rows.stop - rows.start]
-        triangle.masked_fill_(torch.ones_like(triangle, dtype=torch.bool).tril_(), -torch.inf)
-        best.add(similarities, rows.start, rows.start)
-        if on_block is not None:
-            on_block(rows.stop, len(vectors))
-    return best.pairs()
+def _reference(anchors: NDArray[np.float32], candidates: NDArray[np.float32] | None, k: int) -> TopPairs:
+    n = len(anchors)
+    own = np.eye(n, dtype=bool) if candidates is not None else np.tril(np.ones((n, n), dtype=bool))
+    i, j = np.nonzero(~own)
+    return _sorted(_scores(anchors, anchors if candidates is None else candidates, i, j), i, j, k)
 
 
-def _blocked_ordered(
-    anchors: NDArray[np.float32],
-    candidates: NDArray[np.float32],
-    anchor_rows: NDArray[np.int64],
-    candidate_rows: NDArray[np.int64],
-    k: int,
-    on_block: OnBlock | None,
-) -> TopPairs:
-    left, right = torch.from_numpy(anchors), torch.from_numpy(candidates)
-    _, own_anchor, own_candidate = np.intersect1d(
-        anchor_rows, candidate_rows, assume_unique=True, return_indices=True
-    )
-    best = _Best(anchors, candidates, k)
-    for rows in row_blocks(len(anchors), len(candidates)):
-        similarities = left[rows] @ right.T
-        here = (own_anchor >= rows.start) & (own_anchor < rows.stop)
-        similarities[own_anchor[here] - rows.start, own_candidate[here]] = -torch.inf
-        best.add(similarities, rows.start, 0)
-        if on_block is not None:
-            on_block(rows.stop, len(anchors))
-    return best.pairs()
+def _scores(
+    left: NDArray[np.float32], right: NDArray[np.float32], i: Places, j: Places
+) -> NDArray[np.float64]:
+    """Products of pairs of rows in float64, each with the same order of additions."""
+    from probe_service.similarity import compiled
+
+    found = np.empty(len(i), dtype=np.float64)
+    left, right = np.ascontiguousarray(left), np.ascontiguousarray(right)
+    compiled.scores(left, right, np.ascontiguousarray(i), np.ascontiguousarray(j), found)
+    return found
+
+
+def _sorted(score: NDArray[np.float64], i: Places, j: Places, k: int) -> TopPairs:
+    """The k best, most similar first, ties by (i, j)."""
+    similarity = np.clip(score, -1.0, 1.0)
+    if len(similarity) > k:
+        near = similarity >= np.partition(similarity, len(similarity) - k)[len(similarity) - k]
+        similarity, i, j = similarity[near], i[near], j[near]
+    order = np.argsort(-similarity)
+    # Few are ties; sorting those alone by rows is much the fastest.
+    equal = np.diff(similarity[order]) == 0
+    tied = np.zeros(len(order), dtype=bool)
+    tied[1:] |= equal
+    tied[:-1] |= equal
+    among = order[tied]
+    order[tied] = among[np.lexsort((j[among], i[among], -similarity[among]))]
+    order = order[:k]
+    return TopPairs(similarity[order], i[order], j[order])
+
+
+def _first_copies(rows: NDArray[np.float32], copies: int) -> tuple[NDArray[np.float32], Places]:
+    """Leave out all but the first `copies` of equal rows.
+
+    Returns:
+        The rows that stay, without gaps, and their indices.
+    """
+    rows = np.require(rows, requirements=["C", "W"])
+    every = np.arange(len(rows), dtype=np.int64)
+    if copies >= len(rows):
+        return rows, every
+    # Equal rows have equal sums; only where many sums are equal are rows compared.
+    sums = torch.from_numpy(rows).sum(dim=1).numpy()
+    _, inverse, counts = np.unique(sums, return_inverse=True, return_counts=True)
+    suspect = np.flatnonzero(counts[inverse] > copies)
+    if not len(suspect):
+        return rows, every
+    compared = rows[suspect] + np.float32(0.0)  # −0.0 becomes 0.0: equal values, equal bytes
+    keys = compared.view(np.dtype((np.void, compared.shape[1] * compared.itemsize))).ravel()
+    _, inverse, counts = np.unique(keys, return_inverse=True, return_counts=True)
+    order = np.argsort(inverse, kind="stable")
+    rank = np.empty(len(suspect), dtype=np.int64)
+    rank[order] = np.arange(len(suspect)) - np.repeat(np.cumsum(counts) - counts, counts)
+    kept = np.delete(every, suspect[rank >= copies])
+    return (rows, every) if len(kept) == len(every) else (rows[kept], kept)
+
+
+class _Search:
+    """One search for the k best pairs.
+
+    Args:
+        left, right: The vectors; the same array for unordered pairs.
+        left_rows, right_rows: Their numbers, ascending: a row is no negative of the same number.
+        k: How many.
+        ordered: Whether (i, j) is another pair than (j, i).
+    """
+
+    def __init__(
+        self,
+        left: NDArray[np.float32],
+        right: NDArray[np.float32],
+        left_rows: Places,
+        right_rows: Places,
+        k: int,
+        *,
+        ordered: bool,
+    ) -> None:
+        self._left, self._right, self._ordered, self._k = left, right, ordered, k
+        self._left_rows, self._right_rows = left_rows, right_rows
+        self._buffers = threading.local()
+        pairs = len(left) * (len(left) - 1) // 2
+        if ordered:
+            pairs = len(left) * len(right) - len(np.intersect1d(left_rows, right_rows, assume_unique=True))
+        self._pairs = pairs
+
+    def run(self, on_block: OnBlock | None) -> TopPairs:
+        """Look at every tile."""
+        if not self._pairs:
+            return _NONE
+        screen = Screen.of(self._left, self._right) if int8_pays() else None
+        tiles = self._tiles()
+        for floor in (self._guessed_floor(), -np.inf):
+            best = _Best(self._k, floor)
+            for done, _ in enumerate(in_turn(lambda tile: self._look(screen, best, *tile), tiles), 1):  # noqa: B023
+                if on_block is not None:
+                    on_block(done, len(tiles))
+            found = best.pairs()
+            # All pairs that reach the floor were found: if they are enough, they have the best among them.
+            if len(found.similarity) == min(self._k, self._pairs):
+                break
+        return found
+
+    def _tiles(self) -> list[tuple[slice, slice]]:
+        """Rows and columns that have all pairs among them; for unordered pairs those beyond the diagonal."""
+        rows, columns = len(self._left), len(self._right)
+        # Half of the tiles on the diagonal is in vain: small ones for few rows.
+        step = _TILE_ROWS if self._ordered else min(_TILE_ROWS, max(64, rows // 1024 * 64))
+        found = []
+        for start in range(0, rows, step):
+            stop = min(rows, start + step)
+            # Cut from the end, so that most tiles have the same width.
+            for last in range(columns, 0 if self._ordered else start, -_TILE_COLUMNS):
+                first = max(last - _TILE_COLUMNS, 0 if self._ordered else start)
+                found.append((slice(start, stop), slice(first, last)))
+        return found
+
+    def _guessed_floor(self) -> float:
+        """A similarity that probably k pairs reach and few more; −inf where the sample cannot tell."""
+        rng = np.random.default_rng(0)
+        sides = [
+            rng.choice(len(side), min(len(side), max(64, len(side) // 32), _SAMPLED_ROWS), replace=False)
+            for side in (self._left, self._right)
+        ]
+        i, j = (
+            side.ravel()
+            for side in np.meshgrid(self._left_rows[sides[0]], self._right_rows[sides[1]], indexing="ij")
+        )
+        products = (self._left[sides[0]] @ self._right[sides[1]].T).ravel()[i != j]
+        expected = len(products) * self._k / self._pairs
+        rank = int(expected + 6.0 * expected**0.5) + _SAMPLED_PAIRS
+        if rank >= len(products) // 4:
+            return -np.inf
+        value = float(np.partition(products, len(products) - rank)[len(products) - rank])
+        return min(value, 1.0) - self._rounding
+
+    def _look(self, screen: Screen | None, best: _Best, rows: slice, columns: slice) -> None:
+        """Take in the pairs of a tile that may be among the best."""
+        if screen is None or best.floor == -np.inf or not self._screened(screen, best, rows, columns):
+            self._in_float32(best, rows, columns)
+
+    def _screened(self, screen: Screen, best: _Best, rows: slice, columns: slice) -> bool:
+        """Screen a tile in int8; False where that leaves too many pairs."""
+        from probe_service.similarity import compiled
+
+        if not hasattr(self._buffers, "products"):
+            self._buffers.products = torch.empty(_TILE_ROWS * _TILE_COLUMNS, dtype=torch.int32)
+        products = screen.products(rows, columns, self._buffers.products)
+        most = products.size // _CROWDED
+        score, row, column = np.empty(most), np.empty(most, dtype=np.int64), np.empty(most, dtype=np.int64)
+        found = compiled.search_tile(
+            products,
+            screen.left_terms,
+            screen.right_terms,
+            self._left_rows,
+            self._right_rows,
+            self._left,
+            self._right,
+            rows.start,
+            columns.start,
+            self._ordered,
+            screen.longest,
+            screen.rounding,
+            best.floor,
+            most,
+            score,
+            row,
+            column,
+        )
+        if found >= 0:
+            best.add(score[:found], row[:found], column[:found])
+        return found >= 0
+
+    def _in_float32(self, best: _Best, rows: slice, columns: slice) -> None:
+        """Screen a tile in float32."""
+        products = torch.from_numpy(self._left[rows]) @ torch.from_numpy(self._right[columns]).T
+        near = products >= best.floor - self._rounding
+        left, right = (
+            torch.from_numpy(self._left_rows[rows])[:, None],
+            torch.from_numpy(self._right_rows[columns])[None, :],
+        )
+        near &= left != right if self._ordered else left < right
+        row, column = (places.numpy() for places in torch.nonzero(near, as_tuple=True))
+        row, column = row + rows.start, column + columns.start
+        score = _scores(self._left, self._right, row, column)
+        reached = score >= best.floor
+        best.add(score[reached], row[reached], column[reached])
+
+    @cached_property
+    def _rounding(self) -> float:
+        return rounding_of_float32(self._left, self._right)
 
 
 class _Best:
-    """The k best pairs of the blocks seen so far, screened in float32; scored exactly only at the end."""
+    """The k best pairs of those seen so far, by several threads.
 
-    def __init__(self, left: NDArray[np.float32], right: NDArray[np.float32], k: int) -> None:
-        self._left, self._right, self._k = left, right, k
-        longest = [float(np.linalg.norm(side, axis=1).max(initial=0.0)) for side in (left, right)]
-        # |fl(x·y) − x·y| ≤ γ_d ‖x‖‖y‖ (Higham 2002, §3.1): for the screened pair and for the k-th best alike.
-        self._margin: float = 2.0 * (left.shape[1] + 2) * 2.0**-24 * longest[0] * longest[1] * 1.01
-        self._row_maxima = torch.empty(0)
-        self._floor = -3.0  # below every cosine and above the −inf of pairs that are no negatives
-        self._held = [
-            _Screened(torch.empty(0), torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int64))
-        ]
-        self._room = 2 * k + _SPARE_PAIRS
+    Args:
+        k: How many.
+        floor: Pairs below it are left out from the start.
+    """
 
-    def add(self, similarities: torch.Tensor, first_row: int, first_column: int) -> None:
-        """Take in a block; pairs that are no negatives hold −inf."""
-        maxima = similarities.amax(dim=1)
-        # The k-th largest of all rows' maxima is a lower bound of the k-th best pair.
-        self._row_maxima = torch.cat([self._row_maxima, maxima])
-        self._row_maxima = self._row_maxima.topk(min(self._k, len(self._row_maxima))).values
-        if len(self._row_maxima) == self._k:
-            self._floor = max(self._floor, float(self._row_maxima[-1]))
-        open_rows = torch.nonzero(maxima >= self._threshold).ravel()
-        block = similarities[open_rows]
-        row, column = torch.nonzero(block >= self._threshold, as_tuple=True)
-        self._held.append(_Screened(block[row, column], open_rows[row] + first_row, column + first_column))
-        if sum(len(part.value) for part in self._held) > self._room:
-            self._drop_hopeless()
+    def __init__(self, k: int, floor: float) -> None:
+        self._k, self.floor = k, floor
+        """A similarity that the k best reach, as far as is known; lower pairs need not be added."""
+        self._lock = threading.Lock()
+        self._held: list[TopPairs] = []
+        self._count = 0
+
+    def add(self, score: NDArray[np.float64], row: Places, column: Places) -> None:
+        """Take in pairs, with their exact similarities."""
+        if not len(score):
+            return
+        with self._lock:
+            # Copied: what is given may be the beginning of something larger.
+            self._held.append(TopPairs(np.clip(score, -1.0, 1.0), row.copy(), column.copy()))
+            self._count += len(score)
+            if self._count > 2 * self._k + _SPARE_PAIRS:
+                self._drop_hopeless()
 
     def pairs(self) -> TopPairs:
-        """Score what is held in float64 and return the k best."""
-        self._drop_hopeless()
-        return self._scored()
-
-    @property
-    def _threshold(self) -> float:
-        return max(self._floor - self._margin, -3.0)
+        """The k best, in order."""
+        held = self._joined()
+        return _sorted(held.similarity, held.anchor, held.candidate, self._k)
 
     def _drop_hopeless(self) -> None:
-        """Keep the pairs within the rounding error of the k-th best; where too many tie, the k best of them."""
-        held = _Screened(*(torch.cat(column) for column in zip(*self._held, strict=True)))
-        if len(held.value) > self._k:
-            self._floor = max(self._floor, float(held.value.topk(self._k, sorted=False).values.min()))
-            near = held.value >= self._threshold
-            held = _Screened(*(column[near] for column in held))
-        self._held = [held]
-        if len(held.value) > self._room:
-            best = self._scored()
-            self._held = [
-                _Screened(
-                    torch.from_numpy(best.similarity).float(),
-                    torch.from_numpy(best.anchor),
-                    torch.from_numpy(best.candidate),
-                )
-            ]
+        """Keep the pairs that reach the k-th best; where too many tie, the k best of them."""
+        held = self._joined()
+        least = float(np.partition(held.similarity, self._count - self._k)[self._count - self._k])
+        # Similarities of −1 may have been clamped: what is as similar may have a product below.
+        self.floor = max(self.floor, least if least > -1.0 else -np.inf)
+        near = held.similarity >= least
+        held = TopPairs(held.similarity[near], held.anchor[near], held.candidate[near])
+        if len(held.similarity) > 2 * self._k:
+            held = _sorted(held.similarity, held.anchor, held.candidate, self._k)
+        self._held, self._count = [held], len(held.similarity)
 
-    def _scored(self) -> TopPairs:
-        (held,) = self._held
-        return _best(self._left, self._right, held.row.numpy(), held.column.numpy(), self._k)
-
-
-class _Screened(NamedTuple):
-    """Pairs with their float32 similarities."""
-
-    value: torch.Tensor
-    row: torch.Tensor
-    column: torch.Tensor
+    def _joined(self) -> TopPairs:
+        if not self._held:
+            return _NONE
+        return TopPairs(
+            *(
+                np.concatenate([getattr(part, name) for part in self._held])
+                for name in ("similarity", "anchor", "candidate")
+            )
+        )

@@ -1,14 +1,18 @@
 from __future__ import annotations
 
 import itertools
+import math
+import tracemalloc
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+import torch
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from probe_service.similarity import pairs as pairs_module
 from probe_service.similarity import top_pairs
+from probe_service.similarity.screen import Screen
 from tests.oracles import negative_pairs, unit_rows
 
 
@@ -18,31 +22,41 @@ def expected(anchors, candidates, k):
     return sorted(found, key=lambda p: (-round(p[0], 12), p[1], p[2]))[:k]
 
 
-@settings(max_examples=150, deadline=None)
-@example(n=10, d=8, k=1, distinct=10, ordered=True, block=1, spare=0, seed=8)
+@pytest.fixture
+def tiles(monkeypatch):
+    """Set the sizes of tiles and of what is held; crowded tiles are those with more than one near pair in so many."""
+
+    def cut(rows, columns, *, spare=1_024, crowded=8):
+        monkeypatch.setattr(pairs_module, "_TILE_ROWS", rows)
+        monkeypatch.setattr(pairs_module, "_TILE_COLUMNS", columns)
+        monkeypatch.setattr(pairs_module, "_SPARE_PAIRS", spare)
+        monkeypatch.setattr(pairs_module, "_CROWDED", crowded)
+
+    return cut
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@example(n=10, d=8, k=1, distinct=10, ordered=True, tile=1, spare=0, crowded=1, seed=8)
 @given(
     n=st.integers(1, 24),
     d=st.integers(1, 9),
     k=st.integers(1, 40),
     distinct=st.integers(1, 24),
     ordered=st.booleans(),
-    block=st.sampled_from([1, 7, 64, 4_000_000]),
-    spare=st.sampled_from([0, 8_192]),
+    tile=st.sampled_from([1, 3, 8, 512]),
+    spare=st.sampled_from([0, 1_024]),
+    crowded=st.sampled_from([1, 8]),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_same_pairs_as_brute_force_in_float64(n, d, k, distinct, ordered, block, spare, seed):
+def test_same_pairs_as_brute_force_in_float64(n, d, k, distinct, ordered, tile, spare, crowded, seed, tiles):
     rng = np.random.default_rng(seed)
     # Drawing rows from few distinct vectors makes ties and duplicates the rule.
     anchors = unit_rows(rng, min(distinct, n), d)[rng.integers(0, min(distinct, n), n)]
     candidates = anchors[rng.permutation(n)] if ordered else None
     right = anchors if candidates is None else candidates
-    before = pairs_module.BLOCK_ELEMENTS, pairs_module._SPARE_PAIRS
-    # Without spare room, pairs are dropped, and ties cut, after almost every block.
-    pairs_module.BLOCK_ELEMENTS, pairs_module._SPARE_PAIRS = block, spare
-    try:
-        found = top_pairs(anchors, candidates, k=k)
-    finally:
-        pairs_module.BLOCK_ELEMENTS, pairs_module._SPARE_PAIRS = before
+    # Without spare room, pairs are dropped, and ties cut, after almost every tile.
+    tiles(tile, 2 * tile, spare=spare, crowded=crowded)
+    found = top_pairs(anchors, candidates, k=k)
     truth = expected(anchors, candidates, k)
     np.testing.assert_allclose(found.similarity, [s for s, _, _ in truth], atol=1e-12)
     pairs = list(zip(found.anchor.tolist(), found.candidate.tolist(), strict=True))
@@ -110,20 +124,147 @@ def test_agrees_with_faiss(ordered):
     )
 
 
-def test_peak_memory_is_one_block(monkeypatch):
-    tracemalloc = pytest.importorskip("tracemalloc")
-    sizes = []
-    original = pairs_module._Best.add
+def same(found, truth):
+    np.testing.assert_array_equal(found.anchor, truth.anchor)
+    np.testing.assert_array_equal(found.candidate, truth.candidate)
+    np.testing.assert_array_equal(found.similarity, truth.similarity)
 
-    def recording(self, similarities, first_row, first_column):
-        sizes.append(similarities.numel())
-        return original(self, similarities, first_row, first_column)
 
-    monkeypatch.setattr(pairs_module._Best, "add", recording)
-    rows = unit_rows(np.random.default_rng(1), 9_000, 16)
+def crowd(rng, n, d, spread):
+    """Unit rows round one direction."""
+    rows = rng.standard_normal(d) + spread * rng.standard_normal((n, d))
+    return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+
+
+@pytest.mark.parametrize("screen", ["int8", "float32"])
+@pytest.mark.parametrize("ordered", [False, True])
+@pytest.mark.parametrize(
+    ("n", "d", "kind"),
+    [
+        (600, 1, "spread"),
+        (900, 3, "spread"),
+        (800, 100, "spread"),
+        (600, 384, "clusters"),
+        (500, 1024, "spread"),
+        (600, 64, "crowd"),
+        (500, 64, "dense crowd"),
+        (600, 33, "copies"),
+        (500, 48, "outliers"),
+    ],
+)
+def test_same_as_the_reference_to_the_last_bit(n, d, kind, ordered, screen, monkeypatch, tiles):
+    if screen == "float32":
+        monkeypatch.setattr(pairs_module, "int8_pays", lambda: False)
+    tiles(128, 256)
+    rng = np.random.default_rng(n + d)
+
+    def side():
+        if kind == "crowd":
+            return crowd(rng, n, d, 1e-2)
+        if kind == "dense crowd":  # similarities differ by less than float32 can tell
+            return crowd(rng, n, d, 1e-5)
+        rows = unit_rows(rng, n, d)
+        if kind == "clusters":
+            rows = unit_rows(rng, 9, d)[rng.integers(0, 9, n)] + rows * np.float32(1e-3)
+        if kind == "copies":
+            rows = rows[rng.integers(0, 60, n)]
+        if kind == "outliers":  # one number is most of the row, and some rows are short or nought
+            rows[:, 5] += 3.0
+            rows[::7] *= np.float32(0.2)
+            rows[::50] = 0.0
+        return rows.astype(np.float32)
+
+    anchors = side()
+    candidates = None
+    if ordered:
+        candidates = side() if kind in ("spread", "outliers") else anchors[rng.permutation(n)]
+    for k in (1, 4, 300, 20_000, n * n):
+        same(
+            top_pairs(anchors, candidates, k=k),
+            top_pairs(anchors, candidates, k=k, impl="reference"),
+        )
+
+
+def test_a_floor_guessed_too_high_is_taken_back(monkeypatch, tiles):
+    tiles(128, 256)
+    rows = unit_rows(np.random.default_rng(5), 700, 24)
+    monkeypatch.setattr(pairs_module._Search, "_guessed_floor", lambda self: 0.99)
+    same(top_pairs(rows, k=500), top_pairs(rows, k=500, impl="reference"))
+
+
+def test_several_threads_find_the_same(tiles):
+    tiles(64, 128)
+    rng = np.random.default_rng(6)
+    rows, threads = unit_rows(rng, 150, 40)[rng.integers(0, 150, 900)], torch.get_num_threads()
+    blocks, truth = [], top_pairs(rows, k=700, impl="reference")
+    torch.set_num_threads(3)
+    try:
+        same(top_pairs(rows, k=700, on_block=lambda done, total: blocks.append((done, total))), truth)
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(threads)
+    assert [done for done, _ in blocks] == list(range(1, blocks[0][1] + 1))
+    assert len({total for _, total in blocks}) == 1
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_search_can_be_abandoned(threads, tiles):
+    class Abandoned(Exception):
+        pass
+
+    def stop(done, total):
+        if done == 3:
+            raise Abandoned
+
+    tiles(32, 64)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        with pytest.raises(Abandoned):
+            top_pairs(unit_rows(np.random.default_rng(0), 600, 8), k=4, on_block=stop)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_memory_grows_with_the_rows_and_not_with_their_pairs():
+    """Beside the vectors, 4,096 rows need less than a twentieth of their matrix's 64 MiB."""
+    rows = unit_rows(np.random.default_rng(1), 4_096, 16)
+    top_pairs(rows, k=4)
     tracemalloc.start()
     top_pairs(rows, k=4)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert max(sizes) <= pairs_module.BLOCK_ELEMENTS
-    assert peak < 9_000 * 9_000  # far below the 324 MB of the whole float32 matrix
+    assert peak + 4 * pairs_module._TILE_ROWS * pairs_module._TILE_COLUMNS < 10 * 2**20
+
+
+def bound(screen, i, j):
+    """What float64 makes of the bound that the screen promises for the product of two rows, and of its estimate."""
+    left, right = screen.left_terms[:, i].astype(np.float64), screen.right_terms[:, j].astype(np.float64)
+    whole = screen.left_codes[i].numpy().astype(np.int64) @ screen.right_codes[j].numpy().astype(np.int64)
+    error = left[2] * right[3] + right[2] * left[3] + left[2] * right[2]
+    return left[0] * right[0] * whole + left[1] + right[1], error + screen.rounding
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    n=st.integers(1, 12),
+    d=st.integers(1, 300),
+    power=st.integers(-8, 2),
+    shift=st.floats(-1.0, 1.0),
+    ordered=st.booleans(),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_products_of_codes_are_within_their_bound(n, d, power, shift, ordered, seed):
+    rng = np.random.default_rng(seed)
+    left, right = (
+        (shift + rng.standard_normal((n, d)) * 10.0**power * rng.integers(0, 2, (n, 1))).astype(np.float32)
+        for _ in range(2)
+    )
+    screen = Screen.of(left, right if ordered else left)
+    for i in range(n):
+        for j in range(n):
+            exact = math.fsum(
+                float(x) * float(y) for x, y in zip(left[i], (right if ordered else left)[j], strict=True)
+            )
+            estimate, error = bound(screen, i, j)
+            assert abs(exact - estimate) <= error

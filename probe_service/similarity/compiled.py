@@ -1,0 +1,270 @@
+"""Loops over similarities that torch has no operation for, compiled by numba.
+
+Only modules that are about to search import this one, inside their functions: importing it loads numba, and the first time on
+a machine compiles the loops. What is compiled is kept beside this file, or where that folder is read-only in the user's
+cache or in NUMBA_CACHE_DIR; where nothing can be written, every process compiles anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["best_of_square", "quantize", "scores", "search_tile"]
+
+Floats = NDArray[np.float32]
+Exact = NDArray[np.float64]
+Places = NDArray[np.int64]
+Loop = TypeVar("Loop", bound=Callable[..., Any])
+
+_LONGEST = 2.0**20
+"""Largest whole number that a length is scaled to, to find the largest one in whole numbers, as compilers can."""
+
+_REORDERED = {"reassoc", "contract", "arcp", "nsz"}
+"""Of what `fastmath` allows all but the promise that nothing is infinite."""
+
+
+def _compiled(signature: str) -> Callable[[Loop], Loop]:
+    """Compile for these types alone, free of Python's lock; additions may be reordered, the same way every time."""
+
+    def compile_loop(loop: Loop) -> Loop:
+        options = {"nogil": True, "fastmath": _REORDERED, "error_model": "numpy"}
+        try:
+            found: Loop = numba.njit(signature, cache=True, **options)(loop)
+        except RuntimeError:  # no folder can be written
+            found = numba.njit(signature, **options)(loop)
+        return found
+
+    return compile_loop
+
+
+@numba.njit(inline="always", fastmath=_REORDERED)  # type: ignore[untyped-decorator]
+def _dot(x: Floats, y: Floats) -> float:
+    total = 0.0
+    for d in range(len(x)):
+        total += np.float64(x[d]) * np.float64(y[d])
+    return total
+
+
+@_compiled("void(float32[:,::1],float32[:,::1],int64[::1],int64[::1],float64[::1])")
+def scores(left: Floats, right: Floats, row: Places, column: Places, out: Exact) -> None:
+    """Put the products of pairs of rows into `out`, in float64; equal rows give equal products to the last bit."""
+    for p in range(len(row)):
+        out[p] = _dot(left[row[p]], right[column[p]])
+
+
+@_compiled("void(float32[:,::1],float32[::1],float32[::1],int8[:,::1],float32[:,::1])")
+def quantize(rows: Floats, mean: Floats, other_mean: Floats, codes: NDArray[np.int8], terms: Floats) -> None:
+    """Write each row, less the mean, as a scale times whole numbers from −127 to 127.
+
+    Args:
+        rows: (n, d).
+        mean: (d,) what is taken from each row.
+        other_mean: (d,) what is taken from the rows they are multiplied with.
+        codes: (n, ≥ d) whose first d columns are filled with the whole numbers.
+        terms: (4, n) filled with the scale, with `other_mean` · row, and with upper bounds of two lengths: of what the
+            codes leave out, and of the row less the mean.
+    """
+    n, d = rows.shape
+    # Of a sum of d squares in float32, each of them rounded a few times: γ of Higham 2002, §3.1.
+    up = np.float32(1.0 + (d + 8) * 2.0**-23)
+    for i in range(n):
+        row = rows[i]
+        squares = np.float32(0.0)
+        lift = 0.0
+        for k in range(d):
+            rest = row[k] - mean[k]
+            squares += rest * rest
+            lift += np.float64(row[k]) * np.float64(other_mean[k])
+        length = np.sqrt(squares)
+        unit = np.float32(_LONGEST) / length if length > 0.0 else np.float32(0.0)
+        longest = np.int32(0)
+        for k in range(d):
+            longest = max(longest, np.int32(abs(row[k] - mean[k]) * unit))
+        scale = np.float32(longest + 1) * length / np.float32(_LONGEST * 127.0)
+        inverse = np.float32(1.0) / scale if scale > 0.0 else np.float32(0.0)
+        error = np.float32(0.0)
+        for k in range(d):
+            rest = row[k] - mean[k]
+            code = np.rint(rest * inverse)
+            codes[i, k] = np.int8(np.int32(code))
+            left_out = rest - scale * code
+            error += left_out * left_out
+        terms[0, i] = scale
+        terms[1, i] = lift
+        terms[2, i] = np.sqrt(error) * up + length * np.float32(2.0**-21)
+        terms[3, i] = length * up
+
+
+@_compiled(
+    "int64(int32[:,::1],float32[:,::1],float32[:,::1],int64[::1],int64[::1],float32[:,::1],float32[:,::1],"
+    "int64,int64,boolean,float64,float64,float64,int64,float64[::1],int64[::1],int64[::1])"
+)
+def search_tile(
+    products: NDArray[np.int32],
+    left_terms: Floats,
+    right_terms: Floats,
+    left_ids: Places,
+    right_ids: Places,
+    left: Floats,
+    right: Floats,
+    first_row: int,
+    first_column: int,
+    ordered: bool,
+    longest: float,
+    rounding: float,
+    floor: float,
+    most: int,
+    out_score: Exact,
+    out_row: Places,
+    out_column: Places,
+) -> int:
+    """Find the pairs of a tile whose product is at least `floor`, by their exact products.
+
+    Args:
+        products: (r, c) products of the codes of r rows and c columns.
+        left_terms: (4, n) of all rows, see `quantize`.
+        right_terms: (4, m) of all columns.
+        left_ids: (n,) numbers of the rows.
+        right_ids: (m,) numbers of the columns: a pair counts where the row's is below the column's …
+        left: (n, d) the rows' vectors.
+        right: (m, d) the columns' vectors.
+        first_row: Where the tile begins.
+        first_column: The same.
+        ordered: … or, with this, where the two differ.
+        longest: At least the length of every column less the mean.
+        rounding: Bound of what float32 arithmetic adds to the error of a product.
+        floor: Least product of interest.
+        most: Pairs to look at exactly at most.
+        out_score: (`most`,) filled with the products of the pairs found.
+        out_row: (`most`,) filled with their rows.
+        out_column: (`most`,) filled with their columns.
+
+    Returns:
+        How many were found; −1 where more than `most` would have had to be looked at.
+    """
+    rows, columns = products.shape
+    # Views that begin with the tile: a loop is vectorized only where places cannot be negative.
+    scales = right_terms[0, first_column : first_column + columns]
+    lifts = right_terms[1, first_column : first_column + columns]
+    errors = right_terms[2, first_column : first_column + columns]
+    found = looked = 0
+    for i in range(rows):
+        row, line = first_row + i, products[i]
+        scale, left_out = left_terms[0, row], left_terms[2, row]
+        slope = left_terms[3, row] + left_out
+        least = np.float32(floor - rounding - np.float64(left_terms[1, row]) - longest * np.float64(left_out))
+        near = np.int32(0)
+        for j in range(columns):
+            bound = scale * (scales[j] * np.float32(line[j])) + (lifts[j] + errors[j] * slope)
+            near += np.int32(bound >= least)
+        if near == 0:
+            continue
+        for j in range(columns):
+            bound = scale * (scales[j] * np.float32(line[j])) + (lifts[j] + errors[j] * slope)
+            if bound < least:
+                continue
+            column = first_column + j
+            if not (left_ids[row] < right_ids[column] or (ordered and left_ids[row] > right_ids[column])):
+                continue
+            if looked == most:
+                return -1
+            looked += 1
+            score = _dot(left[row], right[column])
+            if score >= floor:
+                out_score[found], out_row[found], out_column[found] = score, row, column
+                found += 1
+    return found
+
+
+@_compiled(
+    "void(int32[:,::1],float32[:,::1],float32[:,::1],float32[:,::1],float32[:,::1],"
+    "boolean,float64,float64,float64[::1])"
+)
+def best_of_square(
+    products: NDArray[np.int32],
+    left_terms: Floats,
+    right_terms: Floats,
+    left: Floats,
+    right: Floats,
+    ordered: bool,
+    longest: float,
+    rounding: float,
+    out: Exact,
+) -> None:
+    """Find the largest products of different rows and columns of one small batch, each pair once unless `ordered`.
+
+    Args:
+        products: (N, N) products of the codes.
+        left_terms: (4, N) of the rows, see `quantize`.
+        right_terms: (4, N) of the columns.
+        left: (N, d) the rows' vectors.
+        right: (N, d) the columns' vectors.
+        ordered: Whether row i, column j is another pair than row j, column i.
+        longest: As in `search_tile`.
+        rounding: As in `search_tile`.
+        out: (k,) filled with them, descending; −inf where there are fewer. k is small.
+    """
+    size, k = len(products), len(out)
+    # The best pairs of k rows, one each, are a floor that all of the k best pairs reach.
+    rough, rough_row = np.full(k, -np.inf), np.full(k, -1)
+    for i in range(size - 1):
+        line = products[i, i + 1 :]
+        largest = line[0]
+        for j in range(len(line)):
+            largest = max(largest, line[j])
+        value = np.float64(largest) * np.float64(left_terms[0, i])
+        if value > rough[k - 1]:
+            at = k - 1
+            while at > 0 and rough[at - 1] < value:
+                rough[at], rough_row[at] = rough[at - 1], rough_row[at - 1]
+                at -= 1
+            rough[at], rough_row[at] = value, i
+    floor = -np.inf
+    if k < size:
+        floor = np.inf
+        for at in range(k):
+            i = rough_row[at]
+            best = i + 1
+            for j in range(i + 2, size):
+                if products[i, j] > products[i, best]:
+                    best = j
+            floor = min(floor, _dot(left[i], right[best]))
+    out[:] = -np.inf
+    for i in range(size):
+        scale, left_out = left_terms[0, i], left_terms[2, i]
+        slope = left_terms[3, i] + left_out
+        given = rounding + np.float64(left_terms[1, i]) + longest * np.float64(left_out)
+        least = np.float32(floor - given)
+        start = 0 if ordered else i + 1
+        line, scales, lifts, errors = (
+            products[i, start:],
+            right_terms[0, start:],
+            right_terms[1, start:],
+            right_terms[2, start:],
+        )
+        near = np.int32(0)
+        for j in range(len(line)):
+            bound = scale * (scales[j] * np.float32(line[j])) + (lifts[j] + errors[j] * slope)
+            near += np.int32(bound >= least)
+        if near == 0:
+            continue
+        for j in range(len(line)):
+            bound = scale * (scales[j] * np.float32(line[j])) + (lifts[j] + errors[j] * slope)
+            if bound < least or start + j == i:
+                continue
+            score = _dot(left[i], right[start + j])
+            if score <= out[k - 1]:
+                continue
+            at = k - 1
+            while at > 0 and out[at - 1] < score:
+                out[at] = out[at - 1]
+                at -= 1
+            out[at] = score
+            if out[k - 1] > floor:
+                floor = out[k - 1]
+                least = np.float32(floor - given)

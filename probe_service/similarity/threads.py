@@ -1,0 +1,60 @@
+"""A queue of work for the cores: no core waits for another one to finish its share."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
+from typing import TypeVar
+
+import torch
+
+__all__ = ["in_turn"]
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def in_turn(work: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+    """Yield the results of work on each item, in the order of the items.
+
+    As many threads as torch would use take the next item each as soon as they are free; inside, torch works on one thread. Few
+    results wait at a time. Leaving the iterator early, by an exception or otherwise, ends the work at the items begun.
+    """
+    threads = torch.get_num_threads()
+    if threads == 1:
+        yield from map(work, items)
+        return
+    running: deque[Future[Result]] = deque()
+    try:
+        for item in items:
+            running.append(_pool(threads).submit(work, item))
+            if len(running) > 2 * threads:
+                yield running.popleft().result()
+        while running:
+            yield running.popleft().result()
+    finally:
+        begun = [each for each in running if not each.cancel()]
+        for each in begun:
+            each.exception()
+
+
+@cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    pool = ThreadPoolExecutor(
+        threads, thread_name_prefix="search", initializer=torch.set_num_threads, initargs=(1,)
+    )
+    # torch's setting holds for the thread that makes it, but threads begun later start with the last one made. So let them
+    # all begin, and make the old one again.
+    begun = threading.Barrier(threads + 1)
+    for _ in range(threads):
+        pool.submit(begun.wait)
+    begun.wait()
+    torch.set_num_threads(threads)
+    return pool
+
+
+os.register_at_fork(after_in_child=_pool.cache_clear)  # threads do not live on in a child
