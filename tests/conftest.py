@@ -12,6 +12,8 @@ import os
 # Before anything imports huggingface_hub, which reads it once: no test may wait for a network.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# Triton decides when it is imported whether its kernels are compiled for a GPU (0) or run here.
+os.environ.setdefault("TRITON_INTERPRET", "1")
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Test processes share the cores: threads of each that wait for one another would take turns with the others'.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
