@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import os
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -73,6 +75,16 @@ def home(tmp_path, monkeypatch):
 
 def command(folder, corpus, *arguments) -> list[str]:
     return ["trial", str(folder / corpus), *QUICK, "--encoder", str(folder / "model"), *arguments]
+
+
+def whole_states(out) -> dict[int, Path]:
+    """The last file of each checkpoint that is written to its end, by the step."""
+    found = {}
+    for state in out.glob("scratch/runs/*/checkpoint-*/trainer_state.json"):
+        with contextlib.suppress(ValueError, FileNotFoundError):
+            json.loads(state.read_text("utf-8"))
+            found[int(state.parent.name.split("-")[1])] = state
+    return found
 
 
 def report_of(capsys, arguments) -> TrialReport:
@@ -156,22 +168,22 @@ def test_a_killed_run_goes_on_from_its_checkpoint(folder, tmp_path, capsys):
         stderr=subprocess.DEVNULL,
     )
     deadline = time.monotonic() + 90
-    while not (states := list(out.glob("scratch/runs/*/checkpoint-*/trainer_state.json"))):
+    while not whole_states(out):
         assert time.monotonic() < deadline
         assert process.poll() is None
         time.sleep(0.005)
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert not list(out.glob("cells/*.json"))
-    states = list(out.glob("scratch/runs/*/checkpoint-*/trainer_state.json"))
-    reached = max(int(state.parent.name.split("-")[1]) for state in states)
+    states = whole_states(out)
+    reached = max(states)
     assert 12 <= reached < 60
     # What was cut off in the middle of being written is no checkpoint.
-    broken = states[0].parents[1] / "checkpoint-59"
+    broken = states[reached].parents[1] / "checkpoint-59"
     broken.mkdir()
     (broken / "trainer_state.json").write_text("{")
     # A mark in what the first process wrote down: whoever begins anew does not have it.
-    newest = states[0].parents[1] / f"checkpoint-{reached}" / "trainer_state.json"
+    newest = states[reached]
     state = json.loads(newest.read_text("utf-8"))
     next(entry for entry in state["log_history"] if "eval_dev" in entry)["eval_dev"] = MARK
     newest.write_text(json.dumps(state), "utf-8")
