@@ -10,7 +10,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from probe_service.similarity.pairs import BLOCK_ELEMENTS, row_blocks
+from probe_service.similarity.pairs import BLOCK_ELEMENTS, row_blocks, top_pairs
+from probe_service.similarity.screen import Screen, int8_pays
+from probe_service.similarity.threads import in_turn
 
 __all__ = [
     "BatchMeasurements",
@@ -23,6 +25,11 @@ __all__ = [
 ]
 
 Floats = NDArray[np.float64]
+
+_LARGEST_SQUARE = 512
+"""Batches up to this size are screened whole, each by one core …"""
+_ROWS_TOGETHER = 8_192
+"""… and so many rows are coded at once."""
 
 
 class Coordinates(Protocol):
@@ -144,13 +151,21 @@ def batch_top_k(anchors: torch.Tensor, candidates: torch.Tensor | None, *, k: in
     Returns:
         (b, k), descending, NaN where a batch has fewer pairs.
     """
-    best = _TopValues(len(anchors), k)
-    right = anchors if candidates is None else candidates
-    for rows in _blocks(len(anchors), anchors.shape[1], anchors.shape[1]):
-        similarities = anchors[:, rows] @ right.transpose(1, 2)
-        _leave_out_own(similarities, rows)
-        best.add(_each_once(similarities, rows) if candidates is None else similarities)
-    return best.values()
+    size = anchors.shape[1]
+    sides = [side.numpy() for side in (anchors, candidates) if side is not None]
+    if size <= _LARGEST_SQUARE and k <= _LARGEST_SQUARE // 8 and int8_pays():
+        share = -(-len(anchors) // (4 * torch.get_num_threads()))
+        step = max(1, min(share, _ROWS_TOGETHER // size))
+        parts = [slice(first, first + step) for first in range(0, len(anchors), step)]
+        found = in_turn(lambda part: _best_of_squares([side[part] for side in sides], k), parts)
+        best = np.concatenate([np.empty((0, k)), *found])
+    else:
+        best = np.full((len(anchors), k), -np.inf)
+        for values, *vectors in zip(best, *sides, strict=True):
+            similarities = top_pairs(*vectors, k=k).similarity
+            values[: len(similarities)] = similarities
+    best[np.isneginf(best)] = np.nan
+    return np.clip(best, -1.0, 1.0, out=best)
 
 
 def noise_similarity(anchors: torch.Tensor, noise: torch.Tensor) -> tuple[float, float]:
@@ -334,6 +349,33 @@ def stack_size(size: int, candidates_per_row: int = 1, *, num_anchors: int | Non
     columns = size * candidates_per_row
     rows = size if num_anchors is None else num_anchors
     return max(1, min(BLOCK_ELEMENTS // 4 // (rows * columns), 16_384 // columns))
+
+
+def _best_of_squares(sides: list[NDArray[np.float32]], k: int) -> Floats:
+    """(b, k) largest negative similarities of each batch; −inf where there are fewer."""
+    from probe_service.similarity import compiled
+
+    batches, size, dimension = sides[0].shape
+    left, right = (np.ascontiguousarray(side).reshape(-1, dimension) for side in (sides[0], sides[-1]))
+    screen = Screen.of(left, right if len(sides) == 2 else left)
+    codes = [side.view(batches, size, -1) for side in (screen.left_codes, screen.right_codes)]
+    square = torch.empty((size, size), dtype=torch.int32)
+    products, best = square.numpy(), np.empty((batches, k))
+    for number, (rows, columns) in enumerate(zip(codes[0], codes[1].transpose(1, 2), strict=True)):
+        torch._int_mm(rows, columns, out=square)
+        compiled.best_of_square(
+            products,
+            screen.left_terms,
+            screen.right_terms,
+            left,
+            right,
+            number * size,
+            len(sides) == 2,
+            screen.longest,
+            screen.rounding,
+            best[number],
+        )
+    return best
 
 
 def _blocks(batches: int, rows: int, columns: int) -> list[slice]:

@@ -183,7 +183,7 @@ def search_tile(
 
 @_compiled(
     "void(int32[:,::1],float32[:,::1],float32[:,::1],float32[:,::1],float32[:,::1],"
-    "boolean,float64,float64,float64[::1])"
+    "int64,boolean,float64,float64,float64[::1])"
 )
 def best_of_square(
     products: NDArray[np.int32],
@@ -191,6 +191,7 @@ def best_of_square(
     right_terms: Floats,
     left: Floats,
     right: Floats,
+    first: int,
     ordered: bool,
     longest: float,
     rounding: float,
@@ -200,10 +201,11 @@ def best_of_square(
 
     Args:
         products: (N, N) products of the codes.
-        left_terms: (4, N) of the rows, see `quantize`.
-        right_terms: (4, N) of the columns.
-        left: (N, d) the rows' vectors.
-        right: (N, d) the columns' vectors.
+        left_terms: (4, n) of the rows of many batches, see `quantize`.
+        right_terms: (4, n) of their columns.
+        left: (n, d) the rows' vectors.
+        right: (n, d) the columns' vectors.
+        first: Where this batch begins among them.
         ordered: Whether row i, column j is another pair than row j, column i.
         longest: As in `search_tile`.
         rounding: As in `search_tile`.
@@ -217,7 +219,7 @@ def best_of_square(
         largest = line[0]
         for j in range(len(line)):
             largest = max(largest, line[j])
-        value = np.float64(largest) * np.float64(left_terms[0, i])
+        value = np.float64(largest) * np.float64(left_terms[0, first + i])
         if value > rough[k - 1]:
             at = k - 1
             while at > 0 and rough[at - 1] < value:
@@ -233,20 +235,19 @@ def best_of_square(
             for j in range(i + 2, size):
                 if products[i, j] > products[i, best]:
                     best = j
-            floor = min(floor, _dot(left[i], right[best]))
+            floor = min(floor, _dot(left[first + i], right[first + best]))
     out[:] = -np.inf
     for i in range(size):
-        scale, left_out = left_terms[0, i], left_terms[2, i]
-        slope = left_terms[3, i] + left_out
-        given = rounding + np.float64(left_terms[1, i]) + longest * np.float64(left_out)
+        row = first + i
+        scale, left_out = left_terms[0, row], left_terms[2, row]
+        slope = left_terms[3, row] + left_out
+        given = rounding + np.float64(left_terms[1, row]) + longest * np.float64(left_out)
         least = np.float32(floor - given)
         start = 0 if ordered else i + 1
-        line, scales, lifts, errors = (
-            products[i, start:],
-            right_terms[0, start:],
-            right_terms[1, start:],
-            right_terms[2, start:],
-        )
+        line = products[i, start:]
+        scales = right_terms[0, first + start : first + size]
+        lifts = right_terms[1, first + start : first + size]
+        errors = right_terms[2, first + start : first + size]
         near = np.int32(0)
         for j in range(len(line)):
             bound = scale * (scales[j] * np.float32(line[j])) + (lifts[j] + errors[j] * slope)
@@ -257,7 +258,7 @@ def best_of_square(
             bound = scale * (scales[j] * np.float32(line[j])) + (lifts[j] + errors[j] * slope)
             if bound < least or start + j == i:
                 continue
-            score = _dot(left[i], right[start + j])
+            score = _dot(left[row], right[first + start + j])
             if score <= out[k - 1]:
                 continue
             at = k - 1

@@ -24,6 +24,7 @@ __all__ = ["Screen", "int8_pays", "rounding_of_float32"]
 
 _ROUNDING = 128 * 2.0**-24
 """What float32 arithmetic adds to a bound, in units of the longest rows' product: a dozen operations on terms ≤ 7."""
+_ROWS_OF_MEAN = 256
 _TRIED = (256, 512, 384)
 
 
@@ -65,7 +66,9 @@ class Screen:
             left_terms,
             right_terms,
             longest=float(right_terms[3].max(initial=0.0)),
-            rounding=_ROUNDING * _longest(left) * _longest(right),
+            rounding=_ROUNDING
+            * (float(left_terms[3].max(initial=0.0)) + _length(left_mean))
+            * (float(right_terms[3].max(initial=0.0)) + _length(right_mean)),
         )
 
     def products(self, rows: slice, columns: slice, buffer: torch.Tensor) -> NDArray[np.int32]:
@@ -132,9 +135,14 @@ def _coded(
 
 
 def _mean(rows: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Any vector would do; the mean leaves the shortest rests."""
-    found: NDArray[np.float32] = torch.from_numpy(rows).mean(dim=0).numpy()
+    """Any vector would do; the mean leaves the shortest rests, and that of some rows hardly longer ones."""
+    some = rows[:: max(1, len(rows) // _ROWS_OF_MEAN)]
+    found: NDArray[np.float32] = torch.from_numpy(some).mean(dim=0).numpy()
     return found
+
+
+def _length(row: NDArray[np.float32]) -> float:
+    return float(np.linalg.norm(row.astype(np.float64)))
 
 
 def _longest(rows: NDArray[np.float32]) -> float:

@@ -214,6 +214,37 @@ def test_top_k_of_a_batch_smaller_than_k_has_no_values_beyond_its_pairs():
     assert np.isnan(values[3:]).all()
 
 
+@pytest.mark.parametrize("fast", [True, False])
+@pytest.mark.parametrize("ordered", [False, True])
+@pytest.mark.parametrize(
+    ("batches", "size", "d", "k"), [(40, 2, 3, 4), (30, 9, 1, 40), (3, 50, 384, 4), (1, 600, 8, 5)]
+)
+def test_top_k_of_batches_against_loops(batches, size, d, k, ordered, fast, monkeypatch):
+    if not fast:
+        monkeypatch.setattr("probe_service.similarity.batches.int8_pays", lambda: False)
+    rng = np.random.default_rng(size)
+    rows = unit_rows(rng, batches * size, d).reshape(batches, size, d)
+    rows[:, size // 2] = rows[:, 0]  # the same row twice
+    candidates = unit_rows(rng, batches * size, d).reshape(batches, size, d) if ordered else None
+    found = batch_top_k(
+        torch.from_numpy(rows), None if candidates is None else torch.from_numpy(candidates), k=k
+    )
+    assert found.shape == (batches, k)
+    for b in range(batches):
+        if size > 100:  # loops would take long
+            s = (
+                rows[b].astype(np.float64)
+                @ (rows if candidates is None else candidates)[b].astype(np.float64).T
+            )
+            best = np.sort(s[~np.eye(size, dtype=bool) if ordered else np.triu_indices(size, 1)])[::-1]
+        else:
+            best = sorted(
+                p[0] for p in negative_pairs(rows[b], None if candidates is None else candidates[b])
+            )[::-1]
+        expected = (list(np.clip(best, -1.0, 1.0)) + [math.nan] * k)[:k]
+        np.testing.assert_allclose(found[b], expected, atol=1e-12)
+
+
 def test_noise_similarity_by_hand():
     rows = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
     # Noise along x, of length 3: cosines 1 and 0.
