@@ -7,9 +7,12 @@ looks like bad rows. Progress goes to stderr, and only when it is a terminal; wh
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import sys
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +32,7 @@ from probe_service.cli_options import (
     extra,
     option,
     output_options,
+    pair_options,
     read_settings,
     request_from,
 )
@@ -99,6 +103,7 @@ def cli() -> None:
 @click.argument("corpus")
 @option("--batch-sizes", type=Sizes(), help="Sizes to measure [powers of two that fit].")
 @corpus_options
+@pair_options
 @output_options
 def run(
     corpus: str,
@@ -107,11 +112,12 @@ def run(
     json_file: str | None,
     html_file: Path | None,
     chart_file: Path | None,
+    pairs_file: Path | None,
     **options: Any,
 ) -> int:
     """Measure CORPUS (a file, or hf:NAME[:config[:split]][@revision]) and report its batch-size curve."""
     _check_chart(chart_file)
-    report = _measure(corpus, request_from(batch_sizes, options), url)
+    report = _measure(corpus, request_from(batch_sizes, options), url, pairs_file)
     _write(report, json_file, html_file, chart_file)
     if json_file != "-":
         _print_summary(report)
@@ -129,6 +135,7 @@ def run(
     help="What to do if the evidence does not decide.",
 )
 @corpus_options
+@pair_options
 @output_options
 def check(
     corpus: str,
@@ -138,13 +145,14 @@ def check(
     json_file: str | None,
     html_file: Path | None,
     chart_file: Path | None,
+    pairs_file: Path | None,
     **options: Any,
 ) -> int:
     """Judge CORPUS at one batch size: exit 0 pass, 1 fail, 3 inconclusive, 2 bad input, 4 and up infrastructure."""
     from probe_service.schemas import VerdictKind
 
     _check_chart(chart_file)
-    report = _measure(corpus, request_from((batch_size,), options), url)
+    report = _measure(corpus, request_from((batch_size,), options), url, pairs_file)
     _write(report, json_file, html_file, chart_file)
     verdict = report.advice.verdicts[0]
     if json_file != "-":
@@ -224,21 +232,23 @@ cli.add_command(trial)
 # ------------------------------------------------------------------------------------------------------------- inside
 
 
-def _measure(corpus: str, request: ProbeRequest, url: str | None) -> ProbeReport:
+def _measure(corpus: str, request: ProbeRequest, url: str | None, pairs_file: Path | None) -> ProbeReport:
     if not corpus.startswith("hf:") and not Path(corpus).is_file():
         raise click.ClickException(f"there is no file {corpus!r}; a Hugging Face data set is written hf:NAME")
     progress = ProgressLine()
     try:
         return (
-            _measure_there(corpus, request, url, progress)
+            _measure_there(corpus, request, url, pairs_file, progress)
             if url
-            else _measure_here(corpus, request, progress)
+            else _measure_here(corpus, request, pairs_file, progress)
         )
     finally:
         progress.close()
 
 
-def _measure_here(corpus: str, request: ProbeRequest, progress: ProgressLine) -> ProbeReport:
+def _measure_here(
+    corpus: str, request: ProbeRequest, pairs_file: Path | None, progress: ProgressLine
+) -> ProbeReport:
     import tempfile
 
     settings = read_settings()
@@ -246,7 +256,7 @@ def _measure_here(corpus: str, request: ProbeRequest, progress: ProgressLine) ->
         from probe_service.probe import run_probe
     hub = corpus.startswith("hf:")
     with tempfile.TemporaryDirectory(prefix="probe-") as folder:
-        return run_probe(
+        report = run_probe(
             request,
             corpus if hub else Path(corpus),
             Path(folder),
@@ -255,9 +265,15 @@ def _measure_here(corpus: str, request: ProbeRequest, progress: ProgressLine) ->
             name=corpus if hub else Path(corpus).name,
             on_progress=progress.show,
         )
+        if pairs_file is not None:
+            with _writing(pairs_file):
+                shutil.copyfile(Path(folder) / "pairs.jsonl", pairs_file)
+        return report
 
 
-def _measure_there(corpus: str, request: ProbeRequest, url: str, progress: ProgressLine) -> ProbeReport:
+def _measure_there(
+    corpus: str, request: ProbeRequest, url: str, pairs_file: Path | None, progress: ProgressLine
+) -> ProbeReport:
     from probe_client import ApiError, JobFailed, ProbeClient, ProbeClientError
     from probe_service.problems import HTTP_STATUS
 
@@ -268,6 +284,9 @@ def _measure_there(corpus: str, request: ProbeRequest, url: str, progress: Progr
             else:
                 job = client.submit(path=Path(corpus), request=request)
             client.wait(job.id, on_progress=lambda seen: progress.show(seen.progress))
+            if pairs_file is not None:
+                with _writing(pairs_file):
+                    client.save_pairs(job.id, pairs_file)
             return client.report(job.id)
     except (ApiError, JobFailed) as error:
         problem = error.problem
@@ -311,18 +330,22 @@ def _write(
 
 
 def _write_file(file: Path, content: str | bytes) -> None:
-    try:
+    with _writing(file):
         if isinstance(content, str):
             file.write_text(content, encoding="utf-8")
         else:
             file.write_bytes(content)
+
+
+@contextlib.contextmanager
+def _writing(file: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise ServiceError("storage_failed", f"{file} cannot be written: {error.strerror}") from error
 
 
 def _print_summary(report: ProbeReport) -> None:
-    import shutil
-
     from probe_service.text_chart import text_chart
 
     plain = (sys.stdout.encoding or "ascii").lower().replace("-", "") != "utf8"
@@ -336,6 +359,7 @@ def _print_summary(report: ProbeReport) -> None:
     )
     for sentence in report.advice.explanation:
         click.echo(sentence)
+    click.echo(report.pair_search.description)
     for warning in report.warnings:
         click.echo(f"Warning: {warning.message}")
 

@@ -31,6 +31,7 @@ __all__ = [
     "extra",
     "option",
     "output_options",
+    "pair_options",
     "read_settings",
     "reading_options",
     "request_from",
@@ -192,7 +193,24 @@ corpus_options = _all(
         ),
     ]
 )
-"""What is read, encoded and measured: the fields of `ProbeRequest` but for the batch sizes."""
+"""What is read, encoded and measured: the fields of `ProbeRequest` but for the batch sizes and the listed pairs."""
+
+pair_options = _all(
+    [
+        option(
+            "--pairs-above",
+            type=float,
+            help="List every pair at least this similar, up to 1,000,000 [the 1,000 most similar].",
+        ),
+        option(
+            "--pairs",
+            "pairs_file",
+            type=click.Path(dir_okay=False, path_type=Path),
+            help="Write the listed pairs as JSON lines to this file.",
+        ),
+    ]
+)
+"""Which pairs are listed, and where the list goes."""
 
 output_options = _all(
     [

@@ -90,7 +90,7 @@ class Measurement:
         self.distinct: Shares | None = None
         if 2 <= len(work.distinct_rows) < len(population):
             self.distinct = self._shares_of(work.distinct_population, work.distinct_rows, detailed=False)
-        self.pairs, self.histograms = SimilarPairs(work), Histograms(population, work.scratch)
+        self.pairs, self.histograms = SimilarPairs(work, request), Histograms(population, work.scratch)
         gaussians = [
             MatchedGaussian.fit(side)
             for side in (population.anchors, population.positives)
@@ -184,6 +184,7 @@ def make_report(
         harm=describe_harm(work, shares),
         histogram=measured.histograms.result(),
         pairs=measured.pairs.result(SHOWN_PAIRS),
+        pair_search=measured.pairs.search,
         advice=advice,
         warnings=warnings(work, shares, request),
         timings=timings,

@@ -211,6 +211,12 @@ class ProbeRequest(Noun):
         " Null: measured for the encoder on bundled same-meaning pairs.",
     )
 
+    pairs_above: Cosine | None = Field(
+        None,
+        description="List every negative pair of the encoded rows that is at least this similar, up to 1,000,000 of them."
+        " Null: the 1,000 most similar.",
+    )
+
     @field_validator("batch_sizes")
     @classmethod
     def _sizes_sorted_once(cls, sizes: tuple[int, ...] | None) -> tuple[int, ...] | None:
@@ -724,6 +730,41 @@ class SimilarPair(Noun):
     other_source: str | None
 
 
+class PairRecall(Noun):
+    """How much of what is there a search through an index found, by rows drawn at random and compared with all others.
+
+    Rows with equal vectors are one row here: no index is needed to find them.
+    """
+
+    rows: int = Field(description="Rows drawn.")
+    nearest: Estimate = Field(description="Share of them whose most similar negative was found, 0–1.")
+    rows_with_pairs: int = Field(description="Those of them that have a pair which ought to be listed.")
+    pairs: int = Field(description="Such pairs of theirs.")
+    pairs_listed: int = Field(description="Those of them that are listed.")
+    listed: Estimate | None = Field(
+        description="Mean over the rows that have such pairs of the share of theirs that are listed, 0–1; null if none has."
+    )
+
+
+class PairSearch(Noun):
+    """How the most similar negative pairs were found, and what the list may lack."""
+
+    index: Literal["flat", "ivf", "hnsw"] | None = Field(
+        description="Kind of the FAISS index; null: without one, each row was compared with each."
+    )
+    rows: int = Field(description="Rows that were searched: all encoded ones.")
+    at_least: Cosine | None = Field(
+        description="Similarity that was asked for; null: the most similar pairs."
+    )
+    pairs: int = Field(description="Pairs in the list.")
+    truncated: bool = Field(
+        description="Whether more pairs than the list may hold have the similarity that was asked for; the most similar are"
+        " listed."
+    )
+    recall: PairRecall | None = Field(description="Null: exact, nothing is missed.")
+    description: str = Field(description="All this in words.")
+
+
 class RunInfo(Noun):
     """Who ran this, where and when: the part of a report that differs from run to run."""
 
@@ -794,6 +835,7 @@ class ProbeReport(Noun):
     harm: Harm | None = Field(description="Null where S does not come from all pairs.")
     histogram: Histogram
     pairs: list[SimilarPair] = Field(description="The most similar negative pairs; the first 20.")
+    pair_search: PairSearch = Field(description="How they, and all that are listed, were found.")
     advice: Advice
     warnings: list[ReportWarning]
     timings: dict[str, float] = Field(description="Seconds by phase.")

@@ -34,6 +34,11 @@ class Scratch:
         with _replaced(self.folder / name) as partial:
             partial.write_text(text, encoding="utf-8")
 
+    def save_lines(self, name: str, lines: Iterable[str]) -> None:
+        """Write lines, in UTF-8, as they come."""
+        with _replaced(self.folder / name) as partial, partial.open("w", encoding="utf-8") as stream:
+            stream.writelines(f"{line}\n" for line in lines)
+
     def save_array(self, name: str, array: NDArray[Any]) -> None:
         """Write one array as ``.npy``."""
         with _replaced(self.folder / name) as partial, partial.open("wb") as stream:

@@ -38,6 +38,11 @@ class Settings(BaseSettings):
         "float32",
         description="Of the products of matrices in encoders that run here; bfloat16 is faster and less exact.",
     )
+    exact_pairs_up_to: int = Field(
+        200_000,
+        ge=0,
+        description="Rows up to which the most similar pairs come from all pairs; beyond, through a FAISS index.",
+    )
     sts: Path | None = Field(
         None,
         description="Folder of the seven STS tasks (sts12.jsonl.gz …), by which trials judge trained encoders.",

@@ -337,6 +337,11 @@ class Workspace:
         return EncoderInfo.model_validate_json(self.scratch.file("encoder_info.json").read_bytes())
 
     @property
+    def exact_pairs_up_to(self) -> int:
+        """Rows up to which the search for the most similar pairs compares each with each."""
+        return self._settings.exact_pairs_up_to
+
+    @property
     def evidence(self) -> Evidence:
         """What is known about the encoded rows."""
         return self._evidence

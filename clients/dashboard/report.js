@@ -224,8 +224,9 @@ function pairItem(pair) {
 }
 
 export function pairsSection(report, jobId) {
+  const search = h("p", { class: "hint" }, report.pair_search.description);
   if (report.pairs.length === 0) {
-    return card("Most similar pairs", h("p", { class: "empty" }, "There is no pair to show."));
+    return card("Most similar pairs", h("p", { class: "empty" }, "There is no pair to show."), search);
   }
   const items = h("ol", { class: "pairs" }, ...report.pairs.slice(0, PAIRS_FIRST).map(pairItem));
   const note = h("p", { class: "hint", role: "status" });
@@ -247,6 +248,7 @@ export function pairsSection(report, jobId) {
   return card(
     "Most similar pairs",
     h("p", { class: "hint" }, "Rows that would meet as negatives although they are this similar. Do they mean the same?"),
+    search,
     items,
     h("div", { class: "actions" }, more, note),
   );

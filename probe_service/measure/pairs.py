@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 from numpy.typing import NDArray
 
 from probe_service.estimate import WHOLE
-from probe_service.schemas import Histogram, SimilarPair
+from probe_service.measure.pair_search import search_pairs
+from probe_service.schemas import Histogram, PairSearch, ProbeRequest, SimilarPair
 from probe_service.scratch import Scratch
-from probe_service.similarity import top_pairs
+from probe_service.similarity import TopPairs
 from probe_service.workspace import DEFAULT_LARGEST_SIZE, Population, Workspace
 
 __all__ = ["Histograms", "SimilarPairs"]
 
-KEPT_PAIRS = 1000
 HISTOGRAM_BINS = 100
 HISTOGRAM_ORDERS = 10
+_PAIRS_AT_ONCE = 8_192
 
 
 class SimilarPairs:
@@ -23,10 +26,11 @@ class SimilarPairs:
 
     Args:
         work: The rows.
+        request: Says from which similarity on all pairs are wanted.
     """
 
-    def __init__(self, work: Workspace) -> None:
-        self._work = work
+    def __init__(self, work: Workspace, request: ProbeRequest) -> None:
+        self._work, self._request = work, request
         self.file = work.scratch.file("pairs.jsonl")
 
     @property
@@ -41,32 +45,22 @@ class SimilarPairs:
     def run(self, part: str) -> None:  # noqa: ARG002 - there is one
         """Find them, and write them as JSON lines."""
         work = self._work
-        found = top_pairs(
+        pairs, search = search_pairs(
             work.anchors,
             work.positives,
-            k=KEPT_PAIRS,
-            on_block=lambda _done, _total: work.scratch.checkpoint(),
+            at_least=self._request.pairs_above,
+            exact_up_to=work.exact_pairs_up_to,
+            seed=self._request.seed,
+            checkpoint=work.scratch.checkpoint,
         )
-        corpus, rows = work.corpus, work.kept_rows
-        known = _known_flags(work, found.anchor, found.candidate)
-        lines = []
-        for rank, (similarity, i, j) in enumerate(
-            zip(found.similarity, rows[found.anchor], rows[found.candidate], strict=True)
-        ):
-            others = corpus.positives if corpus.positives is not None else corpus.anchors
-            pair = SimilarPair(
-                rank=rank + 1,
-                similarity=float(similarity),
-                row=int(corpus.row_numbers[i]),
-                other_row=int(corpus.row_numbers[j]),
-                text=None if corpus.anchors is None else corpus.anchors[i],
-                other_text=None if others is None else others[j],
-                known_false_negative=known[rank],
-                source=None if corpus.sources is None else corpus.sources[i],
-                other_source=None if corpus.sources is None else corpus.sources[j],
-            )
-            lines.append(pair.model_dump_json())
-        work.scratch.save_text(self.file.name, "".join(line + "\n" for line in lines))
+        lines = (pair.model_dump_json() for pair in _with_texts(work, pairs))
+        work.scratch.save_lines(self.file.name, lines)
+        work.scratch.save_text("pair_search.json", search.model_dump_json())
+
+    @property
+    def search(self) -> PairSearch:
+        """How they were found."""
+        return PairSearch.model_validate_json(self._work.scratch.file("pair_search.json").read_bytes())
 
     def result(self, count: int) -> list[SimilarPair]:
         """The first `count` of them."""
@@ -125,6 +119,30 @@ class Histograms:
     def result(self) -> Histogram:
         """The counts."""
         return Histogram.model_validate_json(self._scratch.file("histogram.json").read_bytes())
+
+
+def _with_texts(work: Workspace, pairs: TopPairs) -> Iterator[SimilarPair]:
+    corpus, rows = work.corpus, work.kept_rows
+    others = corpus.positives if corpus.positives is not None else corpus.anchors
+    for first in range(0, len(pairs.similarity), _PAIRS_AT_ONCE):
+        work.scratch.checkpoint()
+        part = slice(first, first + _PAIRS_AT_ONCE)
+        anchor, candidate = pairs.anchor[part], pairs.candidate[part]
+        known = _known_flags(work, anchor, candidate)
+        for place, (similarity, i, j) in enumerate(
+            zip(pairs.similarity[part], rows[anchor], rows[candidate], strict=True)
+        ):
+            yield SimilarPair(
+                rank=first + place + 1,
+                similarity=float(similarity),
+                row=int(corpus.row_numbers[i]),
+                other_row=int(corpus.row_numbers[j]),
+                text=None if corpus.anchors is None else corpus.anchors[i],
+                other_text=None if others is None else others[j],
+                known_false_negative=known[place],
+                source=None if corpus.sources is None else corpus.sources[i],
+                other_source=None if corpus.sources is None else corpus.sources[j],
+            )
 
 
 def _known_flags(work: Workspace, i: NDArray[np.int64], j: NDArray[np.int64]) -> list[bool | None]:

@@ -201,8 +201,8 @@ class _Distinct:
                 self.number[place] = numbers.setdefault(key, len(numbers))
             checkpoint()
         self.copies = np.bincount(self.number)
-        self._rows = np.argsort(self.number, kind="stable")
-        self._start = np.cumsum(self.copies) - self.copies
+        self._rows: Places = np.argsort(self.number, kind="stable")
+        self._start: Places = np.cumsum(self.copies) - self.copies
         self.first = self._rows[self._start]
         self.vectors = rows if len(numbers) == len(rows) else rows[self.first]
 
@@ -336,7 +336,7 @@ class _Best:
         own, counts = self._own_pairs
         keys = anchor * len(self.right.vectors) + candidate
         place = np.minimum(np.searchsorted(own, keys), len(own) - 1)
-        negative: Places = self.left.copies[anchor] * self.right.copies[candidate]
+        negative: Places = np.multiply(self.left.copies[anchor], self.right.copies[candidate])
         negative -= np.where(own[place] == keys, counts[place], 0)
         if self._unordered:
             negative[anchor == candidate] //= 2

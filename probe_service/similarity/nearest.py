@@ -1,10 +1,9 @@
 """Nearest neighbours among many rows, through a FAISS index.
 
-Which index (`choose_index`), on the measurements of `benchmarks/nearest.py`:
+Which index (`_choose_index`), on the measurements of `benchmarks/nearest.py`:
 
-- flat compares every query with every row, so its answer is exact. Up to `FLAT_ROWS` nothing that has to be built first
-  is worth it, and on a GPU up to `FLAT_ROWS_ON_GPU`.
-- IVF sorts the rows into 4 √n cells and looks into the 32 cells nearest to a query. Beyond those sizes.
+- flat compares every query with every row. On a GPU, up to `FLAT_ROWS_ON_GPU` rows; on a CPU `top_pairs` does that faster.
+- IVF sorts the rows into 4 √n cells and looks into the 32 cells nearest to a query. Everywhere else.
 - HNSW walks a graph of near rows. Only by name: it finds more of the far neighbours than IVF in the same time, but no more
   of the near ones, and only one thread may build it if the same vectors are to give the same answer.
 """
@@ -25,7 +24,6 @@ Vectors = NDArray[np.float32]
 Places = NDArray[np.int64]
 IndexKind = Literal["flat", "ivf", "hnsw"]
 
-FLAT_ROWS = 20_000
 FLAT_ROWS_ON_GPU = 2_000_000
 MOST_NEIGHBOURS = 2_048
 """What an index on a GPU gives at most."""
@@ -62,7 +60,7 @@ class VectorIndex:
 
     Args:
         vectors: (n, d) float32 unit rows, n at least 1.
-        kind: Of the index; None: the one that suits n (`choose_index`). HNSW stays on the CPU.
+        kind: Of the index; None: the one that suits n. HNSW stays on the CPU.
         seed: Of the centres of an IVF index: the same vectors and seed give the same answer.
         checkpoint: Called at least twice a second or so; may raise to abandon the work.
     """
@@ -72,7 +70,7 @@ class VectorIndex:
     ) -> None:
         gpu = faiss.get_num_gpus() > 0
         self.rows, self._dimension = vectors.shape
-        self.kind = kind or choose_index(self.rows, gpu=gpu)
+        self.kind = kind or _choose_index(self.rows, gpu=gpu)
         self.on_gpu = gpu and self.kind != "hnsw"
         self._checkpoint = checkpoint
         self._index: Any
@@ -171,6 +169,6 @@ class VectorIndex:
         return centres
 
 
-def choose_index(rows: int, *, gpu: bool) -> IndexKind:
+def _choose_index(rows: int, *, gpu: bool) -> IndexKind:
     """Return the kind of index that suits so many rows."""
-    return "flat" if rows <= (FLAT_ROWS_ON_GPU if gpu else FLAT_ROWS) else "ivf"
+    return "flat" if gpu and rows <= FLAT_ROWS_ON_GPU else "ivf"

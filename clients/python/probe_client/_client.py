@@ -294,6 +294,24 @@ class ProbeClient:
             yield from page.pairs
             offset = page.next_offset
 
+    def save_pairs(self, job_id: str, path: Path) -> None:
+        """Write all listed pairs as JSON lines to a file, as `SimilarPair` each, most similar first.
+
+        Raises:
+            ApiError: ``job_not_ready`` before the job's end.
+            OSError: The file cannot be written.
+        """
+        with (
+            _translated(self.base_url),
+            self._http.stream("GET", f"/v1/probes/{job_id}/pairs", params={"format": "jsonl"}) as answer,
+        ):
+            if answer.is_error:
+                answer.read()
+                raise _problem(answer)
+            with path.open("wb") as file:
+                for chunk in answer.iter_bytes():
+                    file.write(chunk)
+
     # ------------------------------------------------------------------------------------------- audits
 
     def draw_audit(

@@ -18,7 +18,9 @@ def nothing():
 
 
 def found(anchors, candidates=None, **options):
-    return indexed_pairs(anchors, candidates, **({"seed": 0, "checkpoint": nothing} | options))
+    return indexed_pairs(
+        anchors, candidates, **({"kind": "flat", "seed": 0, "checkpoint": nothing} | options)
+    )
 
 
 def listed(result):
