@@ -14,7 +14,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["best_of_square", "quantize", "scores", "search_tile"]
+__all__ = ["best_of_square", "count_tile", "quantize", "scores", "search_tile"]
 
 Floats = NDArray[np.float32]
 Exact = NDArray[np.float64]
@@ -28,11 +28,11 @@ _REORDERED = {"reassoc", "contract", "arcp", "nsz"}
 """Of what `fastmath` allows all but the promise that nothing is infinite."""
 
 
-def _compiled(signature: str) -> Callable[[Loop], Loop]:
+def _compiled(signature: str, *, reordered: bool = True) -> Callable[[Loop], Loop]:
     """Compile for these types alone, free of Python's lock; additions may be reordered, the same way every time."""
 
     def compile_loop(loop: Loop) -> Loop:
-        options = {"nogil": True, "fastmath": _REORDERED, "error_model": "numpy"}
+        options = {"nogil": True, "fastmath": _REORDERED if reordered else False, "error_model": "numpy"}
         try:
             found: Loop = numba.njit(signature, cache=True, **options)(loop)
         except RuntimeError:  # no folder can be written
@@ -269,3 +269,62 @@ def best_of_square(
             if out[k - 1] > floor:
                 floor = out[k - 1]
                 least = np.float32(floor - given)
+
+
+@_compiled(
+    "void(float32[:,::1],int32[::1],boolean[::1],boolean[::1],float32,float32[::1],"
+    "int32[:,::1],int32[:,::1],int64[::1])",
+    reordered=False,
+)
+def count_tile(
+    similarities: Floats,
+    column_bins: NDArray[np.int32],
+    row_open: NDArray[np.bool_],
+    column_open: NDArray[np.bool_],
+    floor: np.float32,
+    thresholds: Floats,
+    counts: NDArray[np.int32],
+    open_counts: NDArray[np.int32],
+    above: Places,
+) -> None:
+    """Add the similarities of a tile to the histograms of its rows.
+
+    The bin of similarity s is (s + 1) · 1024, rounded to even and clamped to 0 … 2048.
+
+    Args:
+        similarities: (r, c).
+        column_bins: (c,) where the bins of each column's kind begin.
+        row_open: (r,) rows all of whose pairs are open.
+        column_open: (c,) columns all of whose pairs are open.
+        floor: The least similarity of open pairs that count.
+        thresholds: (t,) ascending.
+        counts: (r, kinds · 2049) added to.
+        open_counts: (r, 2049) added to for open pairs; (0, 2049) where they are of no interest.
+        above: (t,) added to: similarities that reach each threshold.
+    """
+    rows, columns = similarities.shape
+    places = np.empty(columns, dtype=np.int32)
+    for i in range(rows):
+        line, count = similarities[i], counts[i]
+        for j in range(columns):
+            place = np.int32(np.rint((line[j] + np.float32(1.0)) * np.float32(1024.0)))
+            places[j] = min(max(place, np.int32(0)), np.int32(2048))
+        for j in range(columns):
+            count[column_bins[j] + places[j]] += 1
+        for t in range(len(thresholds)):
+            reached = np.int32(0)
+            for j in range(columns):
+                reached += np.int32(line[j] >= thresholds[t])
+            if reached == 0:
+                break
+            above[t] += reached
+        if len(open_counts):
+            reached = np.int32(0)
+            for j in range(columns):
+                reached += np.int32(line[j] >= floor)
+            if reached == 0:
+                continue
+            count = open_counts[i]
+            for j in range(columns):
+                if line[j] >= floor and (row_open[i] or column_open[j]):
+                    count[places[j]] += 1

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from probe_service.similarity.batches import KnownPairs
-from probe_service.similarity.pairs import row_blocks
+from probe_service.similarity.pairs import BLOCK_ELEMENTS
+from probe_service.similarity.threads import in_turn
 
 __all__ = ["BIN_CENTRES", "RowHistograms", "row_histograms"]
 
 _BINS = 2048
 _NO_PAIR = -2.0
-"""Stands in the place of the own pair: below every threshold, and counted in the first bin until it is taken out."""
+"""Stands in the place of the own pair: below every threshold and floor, and in the first bin."""
+_TILE_ROWS = 256
+_TILE_COLUMNS = 2_048
 BIN_CENTRES: NDArray[np.float64] = np.linspace(-1.0, 1.0, _BINS + 1)
 """Centres of the bins; −1 and 1 are centres themselves, so that equal texts fall exactly on theirs."""
 
@@ -76,70 +79,108 @@ def row_histograms(
             number: a few dozen at most.
 
     Yields:
-        Histograms of as many anchors at a time as one block of similarities, or of their histograms, holds.
+        Histograms of a few hundred anchors at a time, fewer where the histograms by source are many.
     """
-    left = torch.from_numpy(anchors)
-    right = left if candidates is None else torch.from_numpy(candidates)
-    bins = len(BIN_CENTRES)
-    loose = None if unjudged is None else torch.from_numpy(unjudged)
-    parts = 1 if sources is None else int(sources.max()) + 1
-    for part in row_blocks(block.stop - block.start, max(len(right), parts * bins)):
+    right = anchors if candidates is None else candidates
+    counting = _Counting(
+        torch.from_numpy(anchors),
+        torch.from_numpy(right),
+        np.unique(np.array(thresholds, dtype=np.float32)),
+        known,
+        unjudged,
+        worst_case_similarity,
+        sources,
+    )
+    where = np.searchsorted(counting.thresholds, np.array(thresholds, dtype=np.float32))
+    step = max(1, min(_TILE_ROWS, BLOCK_ELEMENTS // (counting.kinds * len(BIN_CENTRES))))
+    blocks = [slice(first, min(first + step, block.stop)) for first in range(block.start, block.stop, step)]
+    checkpoint()
+    for found in in_turn(counting.count, blocks):
+        yield replace(found, own=None if candidates is None else found.own, above=found.above[where])
         checkpoint()
-        rows = slice(block.start + part.start, block.start + part.stop)
-        count = rows.stop - rows.start
-        similarities = left[rows] @ right.T
-        diagonal = torch.diagonal(similarities, offset=rows.start)
-        own = diagonal.double().clamp(-1.0, 1.0).numpy()
-        diagonal.fill_(_NO_PAIR)
-        above = [float(torch.count_nonzero(similarities >= threshold)) for threshold in thresholds]
-        pairs = known(rows)
-        known_place = (torch.from_numpy(pairs.anchor - rows.start), torch.from_numpy(pairs.candidate))
-        counted = None if loose is None else _unjudged_pairs(similarities, rows, loose, worst_case_similarity)
-        # int32 holds every position: a block has at most `BLOCK_ELEMENTS`.
-        bin_of = similarities.add_(1.0).mul_(_BINS / 2).round_().clamp_(0, _BINS).to(torch.int32)
-        known_bin = bin_of[known_place].to(torch.int64).numpy()
-        by_source = None
-        if sources is None:
-            total = _histogram(bin_of, bins)
-            total[:, 0] -= 1  # where the own pair went
-        else:
-            by_source = _histogram(bin_of + torch.from_numpy(sources.astype(np.int32) * bins), parts * bins)
-            by_source = by_source.reshape(count, parts, bins)
-            by_source[np.arange(count), sources[rows], 0] -= 1
-            total = by_source.sum(axis=1)
+
+
+@dataclass(frozen=True)
+class _Counting:
+    """What is counted, for any block of rows; see `row_histograms`."""
+
+    left: torch.Tensor
+    right: torch.Tensor
+    thresholds: NDArray[np.float32]
+    known: KnownPairs
+    unjudged: NDArray[np.bool_] | None
+    floor: float | None
+    sources: NDArray[np.int64] | None
+
+    @property
+    def kinds(self) -> int:
+        """How many sources are told apart."""
+        return 1 if self.sources is None else int(self.sources.max()) + 1
+
+    def count(self, rows: slice) -> RowHistograms:
+        """Count the similarities of some rows to all columns, a tile at a time."""
+        from probe_service.similarity import compiled
+
+        bins, count, columns = len(BIN_CENTRES), rows.stop - rows.start, len(self.right)
+        nowhere = np.zeros(columns, dtype=np.int32)
+        kind_bins = nowhere if self.sources is None else (self.sources * bins).astype(np.int32)
+        loose = np.zeros(columns, dtype=bool) if self.unjudged is None else self.unjudged
+        counts = np.zeros((count, self.kinds * bins), dtype=np.int32)
+        open_counts = np.zeros((0 if self.unjudged is None else count, bins), dtype=np.int32)
+        above = np.zeros(len(self.thresholds), dtype=np.int64)
+        pairs = self.known(rows)
+        similarity, own = np.empty(len(pairs.anchor), dtype=np.float32), np.empty(count)
+        buffer = torch.empty(count * _TILE_COLUMNS)
+        for start in range(0, columns, _TILE_COLUMNS):
+            stop = min(start + _TILE_COLUMNS, columns)
+            tile = buffer[: count * (stop - start)].view(count, stop - start)
+            torch.mm(self.left[rows], self.right[start:stop].T, out=tile)
+            # The own pairs are counted in the first bin until they are taken out.
+            if rows.start < stop and rows.stop > start:
+                diagonal = torch.diagonal(tile, offset=rows.start - start)
+                first = max(start - rows.start, 0)
+                own[first : first + len(diagonal)] = diagonal.numpy()
+                diagonal.fill_(_NO_PAIR)
+            here = (pairs.candidate >= start) & (pairs.candidate < stop)
+            similarity[here] = tile.numpy()[pairs.anchor[here] - rows.start, pairs.candidate[here] - start]
+            compiled.count_tile(
+                tile.numpy(),
+                kind_bins[start:stop],
+                loose[rows],
+                loose[start:stop],
+                np.float32(-1.5 if self.floor is None else self.floor),
+                self.thresholds,
+                counts,
+                open_counts,
+                above,
+            )
+        by_kind = counts.reshape(count, self.kinds, bins)
+        own_kind = 0 if self.sources is None else self.sources[rows]
+        by_kind[np.arange(count), own_kind, 0] -= 1
+        known_bin = np.clip(np.rint((similarity + np.float32(1.0)) * np.float32(_BINS / 2)), 0, _BINS)
+        known_bin = known_bin.astype(np.int64)
+        place = (pairs.anchor - rows.start) * bins + known_bin
         worst = None
-        if counted is not None:
-            counted[known_place] = True
-            # One bin after the last takes what is not counted.
-            worst = _histogram(torch.where(counted, bin_of, bins), bins + 1)[:, :bins]
-        found = np.bincount((pairs.anchor - rows.start) * bins + known_bin, minlength=count * bins)
-        yield RowHistograms(
+        if self.unjudged is not None:
+            # Known pairs that are not open, or not similar enough, count as well.
+            counted = self.unjudged[pairs.anchor] | self.unjudged[pairs.candidate]
+            counted &= similarity >= np.float32(-1.5 if self.floor is None else self.floor)
+            worst = open_counts + _histograms(place[~counted], count)
+        return RowHistograms(
             rows=rows,
-            candidates=total,
-            known=found.reshape(count, bins).astype(np.float32),
-            worst=worst,
-            own=None if candidates is None else own,
-            above=np.array(above),
+            candidates=by_kind.sum(axis=1, dtype=np.float32),
+            known=_histograms(place, count),
+            worst=None if worst is None else worst.astype(np.float32),
+            own=np.clip(own, -1.0, 1.0),
+            above=above.astype(np.float64),
             known_anchor=pairs.anchor,
             known_candidate=pairs.candidate,
             known_bin=known_bin,
-            by_source=by_source,
+            by_source=None if self.sources is None else by_kind.astype(np.float32),
         )
 
 
-def _unjudged_pairs(
-    similarities: torch.Tensor, rows: slice, loose: torch.Tensor, floor: float | None
-) -> torch.Tensor:
-    """(r, n) bool, the unjudged pairs that the worst case counts."""
-    counted = similarities >= (-1.5 if floor is None else floor)
-    if not bool(loose.all()):
-        counted &= loose[rows, None] | loose[None, :]
-    return counted
-
-
-def _histogram(bin_of: torch.Tensor, bins: int) -> NDArray[np.float32]:
-    """(r, bins) float32 counts of the bins in each row of (r, n) int32 `bin_of`."""
-    place = bin_of + torch.arange(0, len(bin_of) * bins, bins, dtype=torch.int32)[:, None]
-    counts = torch.bincount(place.view(-1), minlength=len(bin_of) * bins)
-    histogram: NDArray[np.float32] = counts.view(len(bin_of), bins).numpy().astype(np.float32)
-    return histogram
+def _histograms(place: NDArray[np.int64], rows: int) -> NDArray[np.float32]:
+    """(r, bins) counts of places in all rows' histograms, one after the other."""
+    counts = np.bincount(place, minlength=rows * len(BIN_CENTRES))
+    return counts.reshape(rows, -1).astype(np.float32)
