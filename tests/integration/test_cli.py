@@ -170,6 +170,17 @@ def test_through_a_service(service, planted, capsys):
     assert "batch_size_too_large" in capsys.readouterr().err
 
 
+def test_a_service_lists_the_pairs_that_this_process_lists(service, planted, home, capsys):
+    arguments = ["run", planted, "--batch-sizes", "8", *GROUPED, "--pairs-above", "0.5", "--json", "-"]
+    reports = []
+    for name, place in (("here", []), ("there", ["--url", f"http://127.0.0.1:{service.port}"])):
+        assert _run([*arguments, "--pairs", str(home / name), *place]) == 0
+        reports.append(json.loads(capsys.readouterr().out))
+    assert (home / "here").read_bytes() == (home / "there").read_bytes()
+    assert reports[0]["pair_search"] == reports[1]["pair_search"]
+    assert len((home / "here").read_text().splitlines()) == reports[0]["pair_search"]["pairs"] >= 300
+
+
 def test_known_encoders_are_listed(capsys):
     assert _run(["encoders"]) == 0
     listed = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
