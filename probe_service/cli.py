@@ -35,6 +35,7 @@ from probe_service.cli_options import (
     pair_options,
     read_settings,
     request_from,
+    stopping_options,
 )
 from probe_service.compare_cli import compare
 from probe_service.errors import InputError, ProbeError, ServiceError
@@ -104,6 +105,7 @@ def cli() -> None:
 @option("--batch-sizes", type=Sizes(), help="Sizes to measure [powers of two that fit].")
 @corpus_options
 @pair_options
+@stopping_options
 @output_options
 def run(
     corpus: str,
@@ -136,6 +138,7 @@ def run(
 )
 @corpus_options
 @pair_options
+@stopping_options
 @output_options
 def check(
     corpus: str,
@@ -360,6 +363,8 @@ def _print_summary(report: ProbeReport) -> None:
     for sentence in report.advice.explanation:
         click.echo(sentence)
     click.echo(report.pair_search.description)
+    if report.sampling.stopped is not None:
+        click.echo(report.sampling.stopped.description)
     for warning in report.warnings:
         click.echo(f"Warning: {warning.message}")
 
@@ -368,6 +373,8 @@ def _print_verdict(verdict: Verdict, report: ProbeReport) -> None:
     click.echo(f"{verdict.verdict}: at a batch size of {verdict.batch_size}, {verdict.reason}.")
     if verdict.assumption:
         click.echo(f"This rests on: {verdict.assumption}.")
+    if report.sampling.stopped is not None:
+        click.echo(report.sampling.stopped.description)
     if report.advice.drop_duplicates:
         rows = report.advice.drop_duplicates.rows_to_drop
         click.echo(f"{len(rows)} rows repeat an earlier one; dropping them helps. First: {rows[:10]}")

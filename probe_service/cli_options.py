@@ -35,6 +35,7 @@ __all__ = [
     "read_settings",
     "reading_options",
     "request_from",
+    "stopping_options",
 ]
 
 EXIT_PASS = 0
@@ -193,7 +194,19 @@ corpus_options = _all(
         ),
     ]
 )
-"""What is read, encoded and measured: the fields of `ProbeRequest` but for the batch sizes and the listed pairs."""
+"""What is read, encoded and measured: the fields of `ProbeRequest` that every command has."""
+
+stopping_options = _all(
+    [
+        option(
+            "--target-width",
+            type=float,
+            help="Encode rows only until the intervals of the curve and of S are this narrow.",
+        ),
+        option("--max-seconds", type=float, help="Encode only as many rows as leave time to measure them."),
+    ]
+)
+"""When enough rows are encoded."""
 
 pair_options = _all(
     [
@@ -296,8 +309,15 @@ class ProgressLine:
         if progress is None:
             return
         left = f", {progress.eta_seconds:.0f} s left" if progress.eta_seconds is not None else ""
+        early = ""
+        if progress.curve_rows is not None:
+            last = progress.curve[-1]
+            share = last.false_negative_softmax_share
+            if share is not None:
+                limits = "" if share.low is None else f" [{share.low:.3f}, {share.high:.3f}]"
+                early = f"; after {progress.curve_rows} rows S({last.batch_size}) = {share.value:.3f}{limits}"
         self.say(
-            f"{progress.fraction:4.0%} {progress.phase} {progress.done}/{progress.total} {progress.unit}{left}"
+            f"{progress.fraction:4.0%} {progress.phase} {progress.done}/{progress.total} {progress.unit}{left}{early}"
         )
 
     def say(self, line: str) -> None:

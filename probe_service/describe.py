@@ -155,6 +155,7 @@ def describe_sampling(work: Workspace, shares: Shares, request: ProbeRequest) ->
         sub_pools=None if plan.whole_corpus else 20,
         interval=_interval_in_words(shares, exact_up_to=exact_up_to),
         largest_size_with_interval=plan.largest_size_with_interval,
+        stopped=work.stopped,
     )
 
 

@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from probe_service.describe import versions
+from probe_service.early import EarlyLooks
 from probe_service.measure import Task
 from probe_service.reporting import Measurement, make_report
 from probe_service.schemas import CurvePoint, Phase, ProbeReport, ProbeRequest, Progress, RunInfo
 from probe_service.settings import Settings
-from probe_service.workspace import Workspace
+from probe_service.workspace import Wave, Workspace
 
 __all__ = ["Executor", "probe", "run_probe"]
 
@@ -126,10 +127,20 @@ def run_probe(
     clock.begin(Phase.LOADING, 1, "encoders")
     if read["parts"]:
         clock.step("load the encoder", work.load)
+    early = EarlyLooks(work, request, started)
+    waves = [Wave(**wave) for wave in read["waves"]]
     clock.begin(Phase.ENCODING, read["parts"] + 1, "parts")
-    for part in range(read["parts"]):
-        clock.step(f"encode part {part}", work.encode, part)
-    clock.step("gather the vectors", work.gather)
+    encoded, stopped = 0, False
+    for wave, following in zip(waves, [*waves[1:], None], strict=True):
+        for part in range(encoded, wave.parts):
+            clock.step(f"encode part {part}", work.encode, part)
+        encoded = wave.parts
+        if following is not None and early.due(wave):
+            stopped = clock.step(f"look at the first {wave.rows} rows", early.look, wave.rows, following.rows)
+            clock.show(early.curve(wave.rows), wave.rows)
+        if stopped:
+            break
+    clock.step("gather the vectors", work.gather, wave.rows if stopped else None)
 
     for part in range(work.view_parts):
         clock.step(f"compare views {part}", work.compare_views, part)
@@ -149,16 +160,18 @@ def run_probe(
 
     run(measured.first)
     clock.extend(sum(len(task.parts()) for task in measured.remedies.tasks()))
+    curve = []
     for at_size in measured.at_sizes:
         run(at_size.tasks)
-        clock.curve.append(at_size.point())
+        curve.append(at_size.point())
+        clock.show(curve)
     run(measured.last)
     run(measured.remedies.tasks())
 
     clock.begin(Phase.ADVISING, 1, "reports")
     report = make_report(
         measured,
-        clock.curve,
+        curve,
         RunInfo(
             id=job_id,
             created_at=started,
@@ -189,13 +202,20 @@ class _Clock:
         self._execute, self._on_progress = execute, on_progress
         self._began = time.monotonic()
         self._phase, self._done, self._total, self._unit = Phase.READING, 0, 1, ""
-        self.curve: list[CurvePoint] = []
+        self._curve: list[CurvePoint] = []
+        self._curve_rows: int | None = None
         self.seconds: dict[str, float] = {}
 
     def begin(self, phase: Phase, total: int, unit: str) -> None:
         """Enter a phase of `total` steps."""
         self._phase, self._done, self._total, self._unit = phase, 0, total, unit
         self._tell()
+
+    def show(self, curve: Sequence[CurvePoint], rows: int | None = None) -> None:
+        """Tell of a curve; while not all rows are encoded, of how many it is."""
+        if curve:
+            self._curve, self._curve_rows = list(curve), rows
+            self._tell()
 
     def extend(self, steps: int) -> None:
         """Count further steps of this phase."""
@@ -226,7 +246,8 @@ class _Clock:
                 total=1,
                 unit=self._unit,
                 eta_seconds=0.0,
-                curve=self.curve,
+                curve=self._curve,
+                curve_rows=self._curve_rows,
             )
         )
 
@@ -247,7 +268,8 @@ class _Clock:
                 total=self._total,
                 unit=self._unit,
                 eta_seconds=elapsed * (1 - fraction) / fraction if fraction > 0.1 and elapsed > 1 else None,
-                curve=list(self.curve),
+                curve=self._curve,
+                curve_rows=self._curve_rows,
             )
         )
 

@@ -201,6 +201,19 @@ class ProbeRequest(Noun):
         description="auto: figures that all pairs give exactly are exact where the whole corpus is encoded, for N up to"
         " a twentieth of its rows; sampled: all figures come from random batches, as in the paper.",
     )
+    target_width: float | None = Field(
+        None,
+        gt=0.0,
+        le=1.0,
+        description="Encode rows only until the intervals of the similarity curve and of S are at most this wide at"
+        " every batch size, which takes at least 20 times as many rows as the largest has.",
+    )
+    max_seconds: float | None = Field(
+        None,
+        gt=0.0,
+        description="Stop encoding early enough to be done in about this many seconds; never before there are rows for"
+        " the largest of `batch_sizes`.",
+    )
     budget: Share = Field(DEFAULT_BUDGET, description="Largest acceptable false_negative_softmax_share.")
     training_dtype: Literal["float32", "bfloat16", "float16"] = Field(
         "float32", description="In which the loss is computed; autocast computes it in float32."
@@ -792,6 +805,17 @@ class SamplerShortfall(Noun):
     small_sources: list[str] = Field(description="Sources with too few rows for one full batch.")
 
 
+class EarlyStop(Noun):
+    """Why encoding stopped before all rows that were read, and drawn, for it."""
+
+    reason: Literal["target_width", "max_seconds"]
+    rows_left_out: int
+    widest_interval: float | None = Field(
+        description="Of the similarity curve and S over the batch sizes, when it stopped; null: not looked at."
+    )
+    description: str = Field(description="All this in words.")
+
+
 class SamplingInfo(Noun):
     """How batches were drawn and intervals made."""
 
@@ -813,6 +837,9 @@ class SamplingInfo(Noun):
     )
     interval: str = Field(description="How intervals were made, in words.")
     largest_size_with_interval: int
+    stopped: EarlyStop | None = Field(
+        description="Why fewer rows were encoded than might have been; null where none of them were left out."
+    )
 
 
 class ProbeReport(Noun):
@@ -892,6 +919,11 @@ class Progress(Noun):
     unit: str
     eta_seconds: float | None = None
     curve: list[CurvePoint] = Field(default_factory=list, description="The sizes measured so far.")
+    curve_rows: int | None = Field(
+        None,
+        description="How many rows a provisional curve comes from, while more are being encoded: a random sample of"
+        " them. Null: the curve is final.",
+    )
 
 
 class ProblemDetail(BaseModel):

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,7 @@ from probe_service.estimate import SUB_POOLS, Evidence, SamplingPlan
 from probe_service.schemas import (
     CorpusInfo,
     Direction,
+    EarlyStop,
     EncoderInfo,
     ExcludedRows,
     ProbeRequest,
@@ -53,7 +55,7 @@ from probe_service.schemas import (
 from probe_service.scratch import Scratch
 from probe_service.settings import Settings
 
-__all__ = ["DEFAULT_LARGEST_SIZE", "SHORTEST_SCAN", "HardNegatives", "Population", "Workspace"]
+__all__ = ["DEFAULT_LARGEST_SIZE", "SHORTEST_SCAN", "HardNegatives", "Population", "Wave", "Workspace"]
 
 DEFAULT_LARGEST_SIZE = 1024
 SHORTEST_SCAN = 256
@@ -63,7 +65,24 @@ LISTED_ROWS = 1000
 _CHARACTERS_PER_PART = 48_000
 _TEXTS_PER_PART = 1024
 _TEXTS_PER_PART_OF_VIEWS = 512
+_FIRST_WAVE = 512
+_LARGEST_WAVE = 4096
+_ROWS_FOR_A_TARGET = 16
+_ORDER = 7
 _TRIAL_EPOCHS = 3
+
+
+@dataclass(frozen=True)
+class Wave:
+    """Rows that are encoded before the next ones.
+
+    Args:
+        rows: How many rows are encoded after it, in all.
+        parts: How many parts `encode` has up to its end.
+    """
+
+    rows: int
+    parts: int
 
 
 @dataclass(frozen=True)
@@ -202,9 +221,14 @@ class Workspace:
         self._check(corpus)
         self._sizes(corpus.info)
         save_corpus(corpus, self.scratch.file("corpus"))
+        waves = []
+        if corpus.vectors is None:
+            parts = accumulate(map(len, self._parts(corpus)))
+            waves = [Wave(*wave) for wave in zip(_wave_ends(len(corpus)), parts, strict=True)]
         return {
             "rows": len(corpus.row_numbers),
-            "parts": 0 if corpus.vectors is not None else len(self._parts(corpus)),
+            "parts": waves[-1].parts if waves else 0,
+            "waves": [asdict(wave) for wave in waves],
         }
 
     def load(self) -> dict[str, Any]:
@@ -213,38 +237,64 @@ class Workspace:
 
     def encode(self, part: int) -> dict[str, Any]:
         """Encode one part of the distinct texts into the cache of vectors."""
-        encode_with_cache(
-            self._encoder, self._parts(self.corpus)[part], self._cache, checkpoint=self._checkpoint
-        )
+        encode_with_cache(self._encoder, self._texts[part], self._cache, checkpoint=self._checkpoint)
         return {}
 
-    def gather(self) -> dict[str, Any]:
-        """Lay out the vectors of all rows; leave out those that are zero or not finite, and count them."""
+    def begin(self, rows: int, request: ProbeRequest) -> Workspace:
+        """Lay out the first of the rows, a random sample of all, as a probe of their own.
+
+        Args:
+            rows: How many of them were encoded.
+            request: What is asked of them.
+        """
+        begun = Workspace(
+            request,
+            self._source,
+            self._name,
+            self.scratch.file(f"first-{rows}"),
+            self._settings,
+            self._checkpoint,
+        )
+        begun.corpus, begun._encoder, begun._cache = self.corpus, self._encoder, self._cache
+        begun.gather(rows)
+        begun.find_floor()
+        return begun
+
+    def gather(self, rows: int | None = None) -> dict[str, Any]:
+        """Lay out the vectors of all rows; leave out those that are zero or not finite, and count them.
+
+        Args:
+            rows: How many of them were encoded, in the order in which they are; None: all.
+        """
         corpus = self.corpus
-        rows = len(corpus)
+        chosen = np.sort(self._order(corpus)[:rows])
+        count = len(chosen)
         truncated: TruncatedRows | None = None
-        owner = np.arange(rows)
+        owner = chosen
         if corpus.vectors is not None:
             vectors, encoder = to_unit_length(corpus.vectors), _supplied_vectors(corpus.vectors)
         else:
             assert corpus.anchors is not None
             encoder = self._encoder.info
-            texts = corpus.anchors + (corpus.positives or [])
-            owner = np.arange(len(texts)) % rows
+            sides = [side for side in (corpus.anchors, corpus.positives) if side is not None]
+            texts = [side[row] for side in sides for row in chosen]
+            owner = np.tile(chosen, len(sides))
             if self._hard_negatives_per_row(corpus):
-                negatives = _negatives_of(corpus)
+                negatives = [_negatives_of(corpus)[row] for row in chosen]
                 texts += [text for own in negatives for text in own]
-                owner = np.concatenate([owner, np.repeat(np.arange(rows), list(map(len, negatives)))])
+                owner = np.concatenate([owner, np.repeat(chosen, list(map(len, negatives)))])
             encoded = encode_with_cache(self._encoder, texts, self._cache, checkpoint=self._checkpoint)
             vectors = encoded.vectors
             truncated = _truncation(corpus, texts, owner, encoded.was_truncated, encoded.input_digests)
-        keep, excluded = _usable(corpus, vectors, owner)
+        usable, excluded = _usable(corpus, vectors, owner)
+        kept = np.isin(chosen, usable)
+        keep = chosen[kept]
         if len(keep) < 2:
             raise CorpusError(
                 "corpus_too_few_rows",
-                f"Only {len(keep)} of {rows} rows have a usable vector; at least 2 are needed.",
+                f"Only {len(keep)} of {count} rows have a usable vector; at least 2 are needed.",
             )
-        lost = rows - len(keep)
+        lost = count - len(keep)
         info = corpus.info.model_copy(
             update={
                 "truncated": truncated,
@@ -254,11 +304,11 @@ class Workspace:
             }
         )
         self._sizes(info)
-        self.scratch.save_array("anchors.npy", vectors[keep])
-        behind = rows
+        self.scratch.save_array("anchors.npy", vectors[:count][kept])
+        behind = count
         if corpus.positives is not None:
-            self.scratch.save_array("positives.npy", vectors[rows + keep])
-            behind = 2 * rows
+            self.scratch.save_array("positives.npy", vectors[count : 2 * count][kept])
+            behind = 2 * count
         if self._hard_negatives_per_row(corpus):
             self.scratch.save_array("hard_negatives.npy", vectors[behind:][np.isin(owner[behind:], keep)])
         self.scratch.save_array("kept_rows.npy", keep)
@@ -335,6 +385,12 @@ class Workspace:
     def encoder_info(self) -> EncoderInfo:
         """Which encoder ran."""
         return EncoderInfo.model_validate_json(self.scratch.file("encoder_info.json").read_bytes())
+
+    @property
+    def stopped(self) -> EarlyStop | None:
+        """Why not all rows were encoded, where they were not."""
+        file = self.scratch.file("stopped.json")
+        return EarlyStop.model_validate_json(file.read_bytes()) if file.exists() else None
 
     @property
     def exact_pairs_up_to(self) -> int:
@@ -517,7 +573,8 @@ class Workspace:
         """Rows to keep where the request does not say: what intervals at the largest size and the search for n_max need."""
         if self._request.sampler.kind is not SamplerKind.RANDOM:
             return sys.maxsize  # which rows wait for which depends on all of them
-        return SUB_POOLS * max(*(self._request.batch_sizes or (DEFAULT_LARGEST_SIZE,)), SHORTEST_SCAN)
+        rows = SUB_POOLS * max(*(self._request.batch_sizes or (DEFAULT_LARGEST_SIZE,)), SHORTEST_SCAN)
+        return rows if self._request.target_width is None else _ROWS_FOR_A_TARGET * rows
 
     def _check(self, corpus: Corpus) -> None:
         """Refuse what the corpus cannot give."""
@@ -564,21 +621,39 @@ class Workspace:
             return self._request.loss.train_group_size - 1
         return min(map(len, corpus.negatives), default=0)
 
-    def _parts(self, corpus: Corpus) -> list[list[str]]:
-        """The distinct texts by length, cut into parts of about two seconds' work on two cores."""
-        assert corpus.anchors is not None
-        texts = set(corpus.anchors + (corpus.positives or []))
-        if self._hard_negatives_per_row(corpus):
-            texts.update(text for row in _negatives_of(corpus) for text in row)
-        parts: list[list[str]] = []
-        characters = 0
-        for text in sorted(texts, key=lambda t: (len(t), t)):
-            if not parts or len(parts[-1]) >= _TEXTS_PER_PART or characters > _CHARACTERS_PER_PART:
-                parts.append([])
-                characters = 0
-            parts[-1].append(text)
-            characters += min(len(text), 2000)
-        return parts
+    def _order(self, corpus: Corpus) -> NDArray[np.int64]:
+        """The order in which rows are encoded: a random one, so that the first ones are a sample of all."""
+        return np.random.default_rng([self._request.seed, _ORDER]).permutation(len(corpus))
+
+    @cached_property
+    def _texts(self) -> list[list[str]]:
+        return [part for wave in self._parts(self.corpus) for part in wave]
+
+    def _parts(self, corpus: Corpus) -> list[list[list[str]]]:
+        """For each wave its new texts, each once, by length, cut into parts of about two seconds' work on two cores."""
+        sides = [side for side in (corpus.anchors, corpus.positives) if side is not None]
+        negatives = _negatives_of(corpus) if self._hard_negatives_per_row(corpus) else None
+        order = self._order(corpus)
+        seen: set[str] = set()
+        waves: list[list[list[str]]] = []
+        first = 0
+        for end in _wave_ends(len(corpus)):
+            texts = {side[row] for side in sides for row in order[first:end]}
+            if negatives is not None:
+                texts.update(text for row in order[first:end] for text in negatives[row])
+            texts -= seen
+            seen |= texts
+            first = end
+            parts: list[list[str]] = []
+            characters = 0
+            for text in sorted(texts, key=lambda t: (len(t), t)):
+                if not parts or len(parts[-1]) >= _TEXTS_PER_PART or characters > _CHARACTERS_PER_PART:
+                    parts.append([])
+                    characters = 0
+                parts[-1].append(text)
+                characters += min(len(text), 2000)
+            waves.append(parts)
+        return waves
 
     def _sizes(self, info: CorpusInfo) -> list[int]:
         if self._request.batch_sizes is not None:
@@ -630,6 +705,14 @@ class Workspace:
                 column="batch_sizes",
             )
         return size
+
+
+def _wave_ends(rows: int) -> list[int]:
+    """How many rows are encoded after each wave: few at first, for a first look, then twice as many, up to a limit."""
+    ends = [min(_FIRST_WAVE, rows)]
+    while ends[-1] < rows:
+        ends.append(min(rows, ends[-1] + min(ends[-1], _LARGEST_WAVE)))
+    return ends
 
 
 def _negatives_of(corpus: Corpus) -> list[list[str]]:

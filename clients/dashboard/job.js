@@ -65,7 +65,7 @@ export class JobView {
     this.stop = new AbortController();
     this.charts = new Map();
     this.job = null;
-    this.sizesDrawn = 0;
+    this.drawn = "";
     this.heardAt = Date.now();
     this.workers = null;
     this.workersAskedAt = 0;
@@ -189,16 +189,22 @@ export class JobView {
     }
   }
 
-  /** Draw the sizes measured so far. */
+  /** Draw the sizes measured so far, or what the rows encoded so far say of them. */
   growing(job) {
     const curve = job.progress?.curve ?? [];
-    if (curve.length === this.sizesDrawn || curve.length === 0) return;
-    this.sizesDrawn = curve.length;
+    const rows = job.progress?.curve_rows ?? null;
+    const shown = `${rows} ${curve.length}`;
+    if (shown === this.drawn || curve.length === 0) return;
+    this.drawn = shown;
+    const hint =
+      rows === null
+        ? "These figures stand; larger sizes follow."
+        : `From the first ${count(rows)} rows, drawn at random, while the others are being encoded: intervals narrow, and larger sizes follow.`;
     this.chart("share");
     this.chart("similarity");
     fill(
       byId("details"),
-      h("section", { class: "card" }, h("h2", {}, "So far"), h("p", { class: "hint" }, "These figures stand; larger sizes follow."), curveTable(curve)),
+      h("section", { class: "card" }, h("h2", {}, "So far"), h("p", { class: "hint" }, hint), curveTable(curve)),
     );
   }
 

@@ -95,6 +95,7 @@ export function factsSection(report) {
       ["Share of pairs not judged", share(evidence.unjudged_pair_share)],
       ...furtherEvidence(evidence),
       ["Worst case", evidence.worst_case_similarity === null ? null : `from ${share(evidence.worst_case_similarity)}: ${evidence.worst_case_source}`],
+      ["Stopped", sampling.stopped && sampling.stopped.description],
       ["Intervals", sampling.interval],
       ...samplerFacts(report),
       ["Temperature", String(sampling.temperature)],

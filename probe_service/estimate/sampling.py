@@ -12,7 +12,7 @@ __all__ = ["SOME_ANCHORS", "SUB_POOLS", "WHOLE", "SamplingPlan"]
 
 SUB_POOLS = 20
 MIN_ANCHORS = 20_000
-"""Anchors behind every figure, at least: batches × N (STATISTICS §3)."""
+"""Of STATISTICS §3."""
 SCAN_ANCHORS = 100_000
 """Anchors behind the scan over all integers: permutations × their length …"""
 SCAN_ORDERS = (100, 400)
@@ -34,12 +34,14 @@ class SamplingPlan:
         rows_encoded: m.
         num_repeats: Batches asked for at each size.
         seed: Of the request.
+        min_anchors: Anchors behind every figure, at least: batches × N.
     """
 
     rows_usable: int
     rows_encoded: int
     num_repeats: int
     seed: int
+    min_anchors: int = MIN_ANCHORS
 
     @property
     def whole_corpus(self) -> bool:
@@ -53,7 +55,7 @@ class SamplingPlan:
 
     def num_batches(self, size: int) -> int:
         """Batches of all encoded rows at this size."""
-        return max(self.num_repeats, -(-MIN_ANCHORS // size))
+        return max(self.num_repeats, -(-self.min_anchors // size))
 
     def num_pool_batches(self, size: int) -> int:
         """Batches in each sub-pool at this size; 0 where no sub-pools are used."""
@@ -62,8 +64,8 @@ class SamplingPlan:
         return max(2, -(-self.num_batches(size) // SUB_POOLS))
 
     def num_anchors(self, size: int) -> int:
-        """Anchors of each batch of all encoded rows that stand for all N, so that there are `MIN_ANCHORS` together."""
-        return min(size, max(SOME_ANCHORS, -(-MIN_ANCHORS // self.num_batches(size))))
+        """Anchors of each batch of all encoded rows that stand for all N, so that there are `min_anchors` together."""
+        return min(size, max(SOME_ANCHORS, -(-self.min_anchors // self.num_batches(size))))
 
     def num_orders(self, length: int) -> int:
         """Permutations of the scan over all integers up to `length`."""

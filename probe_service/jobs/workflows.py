@@ -119,7 +119,7 @@ class _ProgressReport:
     def __init__(self) -> None:
         self._latest: Progress | None = None
         self._written_at = 0.0
-        self._points_written = 0
+        self._curve_written: tuple[int | None, int] = (None, 0)
         self._phase_written: Phase | None = None
         self._step_thread: int | None = None
 
@@ -132,7 +132,8 @@ class _ProgressReport:
         latest = self._latest
         if latest is None:
             return
-        grown = len(latest.curve) != self._points_written
+        curve = latest.curve_rows, len(latest.curve)
+        grown = curve != self._curve_written
         moved_on = grown or latest.phase is not self._phase_written
         if not moved_on and time.monotonic() - self._written_at < _PROGRESS_EVERY_SECONDS:
             return
@@ -146,7 +147,7 @@ class _ProgressReport:
             },
         )
         self._latest = None
-        self._points_written = len(latest.curve)
+        self._curve_written = curve
         self._phase_written = latest.phase
         self._written_at = time.monotonic()
 

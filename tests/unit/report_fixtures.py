@@ -390,6 +390,7 @@ def full_report(
             sub_pools=None,
             interval="All rows were encoded: intervals hold only the error of drawing batches.",
             largest_size_with_interval=max(sizes),
+            stopped=None,
         ),
         curve=curve,
         scan=scan,
