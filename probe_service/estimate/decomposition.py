@@ -116,14 +116,15 @@ class DecompositionAccumulator:
         for at, size in enumerate(self._sizes):
             checkpoint()
             coefficients = block.coefficients(block.survival(size), size)
-            push: Floats = np.einsum("rkg,rg->rk", mass, coefficients)
+            points = coefficients.shape[1]
+            push: Floats = np.einsum("rkg,rg->rk", mass[:, :, :points], coefficients).astype(np.float64)
             total = push.sum(axis=1, keepdims=True)
             scale = np.divide(1.0, total, out=np.zeros_like(total), where=total > 0)
             self.push[at] += belongs @ (push * scale)
             if not len(known_anchor):
                 continue
             lowest, highest = int(known_bin.min()), int(known_bin.max()) + 1
-            of_bin = (coefficients * scale) @ block.push[lowest:highest].T
+            of_bin = (coefficients * scale) @ block.push[lowest:highest, :points].T
             false = of_bin[known_anchor - rows.start, known_bin - lowest]
             self.by_anchor[at] += np.bincount(known_anchor, false, minlength=self._rows)
             self.by_candidate[at] += np.bincount(known_candidate, false, minlength=self._rows)

@@ -173,6 +173,7 @@ class ShareAccumulator:
         block = self._integral.block(counts)
         total = block.mass(counts)
         layers = [block.mass(Counts(layer)) for layer in (known, worst) if layer is not None]
+        positive = None if own is None else block.with_positive(own)
         for at, size in enumerate(self._scan.sizes):
             if at % _CHECK_EVERY == 0:
                 checkpoint()
@@ -183,9 +184,9 @@ class ShareAccumulator:
             shares = [float(received(mass, coefficients) @ scale) for mass in layers]
             self._sums[0, at] += shares[0]
             self._sums[1, at] += shares[-1]
-            if own is not None:
+            if positive is not None:
                 # An InfoNCE update adds the positive to the denominator.
-                update = block.coefficients(survival * block.with_positive(own), size)
+                update = block.coefficients(survival * positive[:, : survival.shape[1]], size)
                 shares = [float(received(mass, update) @ scale) for mass in layers]
                 self._sums[2, at] += shares[0]
                 self._sums[3, at] += shares[-1]

@@ -17,15 +17,26 @@ that y_k(t)² = y_k(2t) is on it too: φ serves for c², and x y² for the secon
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-__all__ = ["SMALLEST_TEMPERATURE", "BlockPush", "Counts", "Floats", "Histograms", "PushIntegral", "received"]
+__all__ = [
+    "SMALLEST_TEMPERATURE",
+    "BlockPush",
+    "Counts",
+    "Floats",
+    "Histograms",
+    "PushIntegral",
+    "Singles",
+    "received",
+]
 
 Floats = NDArray[np.float64]
-Histograms = NDArray[np.float32] | NDArray[np.float64]
+Singles = NDArray[np.float32]
+Histograms = Singles | Floats
 
 SMALLEST_TEMPERATURE = 0.003
 """Below it exp(−2/T) and its inverse leave the range of float64."""
@@ -37,12 +48,19 @@ _FLAT = 1e-4
 """Where the grid begins, N·t is at most this: the integrand is flat below, and summed as such."""
 _DECAYED = 40.0
 """Where the grid ends, t·x is at least this for every candidate."""
+_GONE = 45.0
+"""Beyond where A_m is below exp(−this) for every anchor, the integrand is below float64's rounding of its sum."""
+_NOTHING = 1e-8
+"""φ below this is the rounding of 1 − φ; there A_m is as small, or (N = 3) no candidate that gets any push is left."""
 _SPARSE_BELOW = 0.02
 """Histograms with a smaller share of occupied bins are multiplied as sparse ones."""
 
 
 class Counts:
     """The histograms of a block of anchors, looked at once and then multiplied many times.
+
+    Products are in float32, whose rounding is a hundredth of the integral's other errors: what is small is computed as such
+    (1 − φ), and not as the rest of something large.
 
     Args:
         histograms: (r, bins) candidates of each anchor by similarity.
@@ -52,13 +70,13 @@ class Counts:
         occupied = np.flatnonzero(histograms.any(axis=0))
         self.bins = slice(int(occupied[0]), int(occupied[-1]) + 1) if len(occupied) else slice(0, 1)
         """Outside of these all bins are empty."""
-        counts = histograms[:, self.bins].astype(np.float64)
-        self.each: Floats = counts.sum(axis=1)
+        counts = histograms[:, self.bins].astype(np.float32)
+        self.each: Floats = counts.sum(axis=1, dtype=np.float64)
         """(r,) candidates of each anchor."""
         few = np.count_nonzero(counts) < _SPARSE_BELOW * counts.size
         self._counts = sparse.csr_array(counts) if few else counts
 
-    def times(self, table: Floats) -> Floats:
+    def times(self, table: Singles) -> Singles:
         """Return (r, g) sums over the candidates of their bins' rows of a (bins, g) table."""
         return np.asarray(self._counts @ table[self.bins])
 
@@ -86,11 +104,13 @@ class PushIntegral:
         self._temperature = temperature
         self._times = np.exp(np.arange(first, last + 2 * _STEP, _STEP))
         # dt = t du on the grid of u = log t; below its start the terms of the flat integrand halve from point to point.
-        self._weights = self._times * _STEP
-        self._weights[0] *= 2.0
-        x = np.exp(self._log_x)
-        self._decay = np.exp(-x[:, None] * self._times)
-        self._push = x[:, None] * self._decay
+        weights = self._times * _STEP
+        weights[0] *= 2.0
+        exponent = np.exp(self._log_x)[:, None] * self._times
+        self._decayed: Singles = -np.expm1(-exponent).astype(np.float32)
+        # The weights are in the push, since neither alone is in the range of float32.
+        self._push: Singles = (np.exp(self._log_x)[:, None] * weights * np.exp(-exponent)).astype(np.float32)
+        self._steps: Singles = (weights[:-1] / weights[1:]).astype(np.float32)
 
     def block(self, candidates: Counts, *, masked: Floats | None = None) -> BlockPush:
         """Take in a block of anchors.
@@ -104,18 +124,18 @@ class PushIntegral:
         points = min(len(self._times), int(np.searchsorted(self._times, np.exp(ends))) + 2)
         hidden = np.zeros(len(candidates.each)) if masked is None else masked
         candidates_each = candidates.each + hidden
-        decayed = candidates.times(self._decay[:, :points]) + hidden[:, None]
-        phi = np.clip(decayed / candidates_each[:, None], 1e-150, 1.0)
+        decayed = candidates.times(self._decayed[:, :points]) / candidates_each[:, None]
+        phi = np.clip(1.0 - decayed, _NOTHING, 1.0)
         others = np.maximum(candidates_each - 1.0, 1.0)[:, None]
         # c² ≤ M − 1 for any M values; beyond the smallest φ the quotient is noise.
         spread = np.clip(phi[:, 1:] / phi[:, :-1] ** 2 - 1.0, 0.0, others)
         return BlockPush(
             candidates_each=candidates_each[:, None],
             phi=phi[:, :-1],
-            log_phi=np.log(phi[:, :-1]),
-            shrink=spread / (2.0 * others),
+            log_phi=np.log(phi[:, :-1]).astype(np.float32),
+            shrink=(spread / (2.0 * others)).astype(np.float32),
             times=self._times[: points - 1],
-            weights=self._weights[: points - 1],
+            steps=self._steps[: points - 2],
             push=self._push[:, : points - 1],
             temperature=self._temperature,
         )
@@ -129,53 +149,81 @@ class BlockPush:
         candidates_each: (r, 1) M of each anchor.
         phi, log_phi: (r, g) mean over its candidates of exp(−t x), and its logarithm.
         shrink: (r, g) c²/2(M−1).
-        times, weights: (g,) t, and the quadrature's weights.
-        push: (bins, g) x exp(−t x) of a candidate.
+        times: (g,) t.
+        steps: (g − 1,) the quadrature's weight of each t over that of the next.
+        push: (bins, g) x exp(−t x) of a candidate, with the quadrature's weights.
         temperature: T.
     """
 
     candidates_each: Floats
     phi: Floats
-    log_phi: Floats
-    shrink: Floats
+    log_phi: Singles
+    shrink: Singles
     times: Floats
-    weights: Floats
-    push: Floats
+    steps: Singles
+    push: Singles
     temperature: float
 
-    def survival(self, size: int) -> Floats:
-        """Return (r, g) A_m(t), with the quadrature's weights, for batches of `size` = N."""
+    def survival(self, size: int) -> Singles:
+        """Return (r, p) A_m(t) for batches of `size` = N, as far as it is not gone."""
         drawn = size - 2
-        return self.weights * np.exp(drawn * self.log_phi - drawn * (drawn - 1) * self.shrink)
+        points = len(self.times)
+        if drawn:
+            points = min(points, int(np.searchsorted(self._slowest_decay, _GONE / drawn)) + 2)
+        exponent = self.log_phi[:, :points] * np.float32(drawn)
+        exponent -= self.shrink[:, :points] * np.float32(drawn * (drawn - 1))
+        survival: Singles = np.exp(exponent, out=exponent)
+        return survival
 
-    def with_positive(self, own: Floats) -> Floats:
+    def with_positive(self, own: Floats) -> Singles:
         """Return (r, g) what multiplies `survival` where exp(s⁺/T) is in the denominator too, as in an InfoNCE update."""
-        return np.exp(-self.times * np.exp((own - 1.0) / self.temperature)[:, None])
+        exponent = -self.times * np.exp((own - 1.0) / self.temperature)[:, None]
+        return np.exp(exponent).astype(np.float32)
 
-    def coefficients(self, survival: Floats, size: int) -> Floats:
-        """Return (r, g) a with ∝ a[i] @ push[bin] = q_i of a candidate in that bin.
+    def coefficients(self, survival: Singles, size: int) -> Singles:
+        """Return (r, p) a with ∝ a[i] @ push[bin, :p] = q_i of a candidate in that bin.
 
         Args:
-            survival: (r, g) of this block at this size.
+            survival: (r, p) of this block at this size.
             size: N.
         """
         drawn = size - 2
         if drawn == 0:
             return survival
-        # y_j ≤ min(1, Mφ): a factor of at most max(1, 1/Mφ) keeps every push from going below 0 where m is not ≪ M.
-        mass = self.candidates_each * self.phi
+        before = slice(0, survival.shape[1] - 1)
         ratio = drawn / (1.0 - (drawn - 1) / self.candidates_each)
-        itself = survival * np.minimum(ratio, np.maximum(mass, 1.0)) / mass
+        itself = np.minimum(ratio.astype(np.float32), self._most[:, before])
+        itself *= self._step_by_mass[:, before]
+        itself *= survival[:, before]
         coefficients = survival.copy()
-        coefficients[:, 1:] -= itself[:, :-1]
+        coefficients[:, 1:] -= itself
         return coefficients
 
-    def mass(self, counts: Counts) -> Floats:
-        """Return (r, g) the summed x exp(−t x) of these candidates."""
+    @cached_property
+    def _slowest_decay(self) -> Singles:
+        """(g,) what the anchor whose candidates decay last loses of log φ, ascending."""
+        decay: Singles = -self.log_phi.max(axis=0)
+        return decay
+
+    @cached_property
+    def _step_by_mass(self) -> Singles:
+        """(r, g − 1) 1/Mφ, with the weight of t for that of 2t."""
+        inverse: Singles = (self.steps / (self.candidates_each * self.phi[:, :-1])).astype(np.float32)
+        return inverse
+
+    @cached_property
+    def _most(self) -> Singles:
+        """(r, g) y_j ≤ min(1, Mφ): a factor of at most this keeps every push from going below 0 where m is not ≪ M."""
+        return np.maximum(self.candidates_each * self.phi, 1.0).astype(np.float32)
+
+    def mass(self, counts: Counts) -> Singles:
+        """Return (r, g) the summed x exp(−t x) of these candidates, with the quadrature's weights."""
         return counts.times(self.push)
 
 
-def received(mass: Floats, coefficients: Floats) -> Floats:
+def received(mass: Singles, coefficients: Singles) -> Floats:
     """Return (r,) what the candidates behind `mass` receive; divide by what all candidates receive."""
-    total: Floats = np.einsum("rg,rg->r", mass, coefficients)
-    return total
+    # Either may end earlier: where A_m is gone, or where no candidate is left in the lowest bins.
+    points = min(mass.shape[1], coefficients.shape[1])
+    total: Singles = np.einsum("rg,rg->r", mass[:, :points], coefficients[:, :points])
+    return total.astype(np.float64)

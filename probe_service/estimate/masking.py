@@ -16,7 +16,15 @@ from numpy.typing import NDArray
 from scipy.special import gammaln
 
 from probe_service.estimate.exact import ExactShares, SizeScan
-from probe_service.estimate.integral import BlockPush, Counts, Floats, Histograms, PushIntegral, received
+from probe_service.estimate.integral import (
+    BlockPush,
+    Counts,
+    Floats,
+    Histograms,
+    PushIntegral,
+    Singles,
+    received,
+)
 
 __all__ = ["Mask", "MaskAccumulator", "MaskEffect"]
 
@@ -128,36 +136,85 @@ class MaskAccumulator:
         everything = Counts(candidates)
         before = self._integral.block(everything)
         total, false = before.mass(everything), before.mass(Counts(known))
-        for mask, sums in zip(self._masks, self._sums, strict=True):
-            kept = mask.keeps(self._centres, own, len(candidates))
-            left = Counts(candidates * kept)
-            hidden = everything.each - left.each
-            after = self._integral.block(left, masked=hidden)
-            open_total, open_false = before.mass(left), before.mass(Counts(known * kept))
-            open_worst = open_false if worst is None else before.mass(Counts(worst * kept))
-            sums[6] += hidden.sum()
-            for at, size in enumerate(self._scan.sizes):
-                checkpoint()
-                usual = _shares(before, size, total, [false, open_false, open_total])
-                sums[3, at] += (1.0 - usual[2] - usual[0] + usual[1]).sum()
-                sums[4, at] += (usual[0] - usual[1]).sum()
-                sums[5, at] += usual[0].sum()
-                pushes = 1.0 - _all_drawn_from(hidden, after.candidates_each[:, 0], size - 1)
-                masked = _shares(after, size, open_total, [open_false, open_worst])
+        masked = [
+            _Masked.of(
+                mask.keeps(self._centres, own, len(candidates)),
+                candidates,
+                known,
+                worst,
+                before,
+                self._integral,
+            )
+            for mask in self._masks
+        ]
+        for each, sums in zip(masked, self._sums, strict=True):
+            sums[6] += each.hidden.sum()
+        for at, size in enumerate(self._scan.sizes):
+            checkpoint()
+            coefficients = before.coefficients(before.survival(size), size)
+            scale = _inverse(received(total, coefficients))
+            usual = received(false, coefficients) * scale
+            for each, sums in zip(masked, self._sums, strict=True):
+                open_false = received(each.false, coefficients) * scale
+                open_total = received(each.total, coefficients) * scale
+                sums[3, at] += (1.0 - open_total - usual + open_false).sum()
+                sums[4, at] += (usual - open_false).sum()
+                sums[5, at] += usual.sum()
+                pushes, shares = each.after_masking(size)
                 sums[0, at] += pushes.sum()
-                sums[1, at] += masked[0] @ pushes
-                sums[2, at] += masked[1] @ pushes
+                sums[1:3, at] += shares @ pushes
 
 
-def _shares(block: BlockPush, size: int, total: Floats, parts: Sequence[Floats]) -> list[Floats]:
-    """(r,) each: of what the candidates behind `total` receive, the share of those behind each part."""
-    coefficients = block.coefficients(block.survival(size), size)
-    # The two blocks' grids differ in length where masking emptied the lowest bins; no candidate is left there.
-    points = min(coefficients.shape[1], total.shape[1])
-    coefficients = coefficients[:, :points]
-    whole = received(total[:, :points], coefficients)
-    scale = np.divide(1.0, whole, out=np.zeros_like(whole), where=whole > 0)
-    return [received(part[:, :points], coefficients) * scale for part in parts]
+@dataclass(frozen=True)
+class _Masked:
+    """A block of r anchors, some of whose candidates are masked.
+
+    Args:
+        hidden: (r,) masked candidates.
+        after: What the others receive.
+        total, false, worst: (r, g) the summed push of all that stay, of known false negatives among them, and of those and
+            what the worst case counts.
+    """
+
+    hidden: Floats
+    after: BlockPush
+    total: Singles
+    false: Singles
+    worst: Singles
+
+    @classmethod
+    def of(
+        cls,
+        kept: NDArray[np.bool_],
+        candidates: Histograms,
+        known: Histograms,
+        worst: Histograms | None,
+        before: BlockPush,
+        integral: PushIntegral,
+    ) -> _Masked:
+        """Mask all but the kept bins of these histograms, (r, bins) each."""
+        left = Counts(candidates * kept)
+        hidden = candidates.sum(axis=1, dtype=np.float64) - left.each
+        false = before.mass(Counts(known * kept))
+        return cls(
+            hidden,
+            integral.block(left, masked=hidden),
+            before.mass(left),
+            false,
+            false if worst is None else before.mass(Counts(worst * kept)),
+        )
+
+    def after_masking(self, size: int) -> tuple[Floats, Floats]:
+        """Return (r,) P(an anchor pushes at all), and (2, r) its shares on known false negatives and in the worst case."""
+        coefficients = self.after.coefficients(self.after.survival(size), size)
+        scale = _inverse(received(self.total, coefficients))
+        shares = np.stack([received(part, coefficients) * scale for part in (self.false, self.worst)])
+        return 1.0 - _all_drawn_from(self.hidden, self.after.candidates_each[:, 0], size - 1), shares
+
+
+def _inverse(total: Floats) -> Floats:
+    """1 / total, and 0 where there is nothing to receive."""
+    return np.divide(1.0, total, out=np.zeros_like(total), where=total > 0)
 
 
 def _all_drawn_from(some: Floats, candidates: Floats, drawn: int) -> Floats:
