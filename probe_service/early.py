@@ -17,8 +17,10 @@ from probe_service.workspace import DEFAULT_LARGEST_SIZE, Wave, Workspace
 
 __all__ = ["EarlyLooks"]
 
-_REPEATS = 40
+_REPEATS, _REFERENCES = 20, 4
 """Batches of each size in a look that decides nothing: it is to cost little beside encoding the next rows."""
+_SHOWN = frozenset(512 * 4**k for k in range(10))
+"""Rows after which there is something new to show."""
 _CURVE = TypeAdapter(list[CurvePoint])
 
 
@@ -36,10 +38,9 @@ class EarlyLooks:
         self._started = dt.datetime.fromisoformat(started)
 
     def due(self, wave: Wave) -> bool:
-        """Whether to look after a wave: whenever there are twice as many rows, and where one may stop after any wave."""
+        """Whether to look after a wave: at four times as many rows each time, and where one may stop after any wave."""
         request = self._request
-        doubled = wave.rows & (wave.rows - 1) == 0
-        return doubled or request.target_width is not None or request.max_seconds is not None
+        return wave.rows in _SHOWN or request.target_width is not None or request.max_seconds is not None
 
     def look(self, rows: int, following: int) -> bool:
         """Measure the first rows, and tell whether to stop after them.
@@ -49,8 +50,7 @@ class EarlyLooks:
             following: How many will be after the next wave.
         """
         request, scratch = self._request, self._work.scratch
-        wanted = request.target_width is not None or rows & (rows - 1) == 0
-        curve = self._measure(rows) if wanted else []
+        curve = self._measure(rows) if rows in _SHOWN or request.target_width is not None else []
         scratch.save_text(_file(rows), _CURVE.dump_json(curve).decode())
         widest = self._widest(curve, rows)
         reason = None
@@ -114,6 +114,7 @@ class EarlyLooks:
                 temperature=asked.temperature,
                 k=asked.top_k,
                 scratch=work.scratch,
+                most_batches=_REFERENCES,
             )
             at_size = AtSize(shares.batches(size), references, None, shares)
             for task in at_size.tasks:

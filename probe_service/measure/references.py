@@ -18,10 +18,9 @@ from probe_service.workspace import Population
 
 __all__ = ["References"]
 
-_MOST_BATCHES, _FEWEST_BATCHES = 20, 8
-"""Batches behind each null and the noise series: t with 19 degrees of freedom …"""
+_FEWEST_BATCHES = 8
 _MOST_ROWS = 20_480
-"""… or fewer where batches are large, whose figures hardly differ from one another."""
+"""Rows behind each null and the noise series, at most: large batches' figures hardly differ from one another."""
 NOISE_PER_ROW = 3
 """The paper's M = 3 × batch size."""
 
@@ -44,6 +43,7 @@ class References:
         temperature: T.
         k: Ranks of the similarity curve.
         scratch: Where results go.
+        most_batches: Behind each figure.
     """
 
     def __init__(
@@ -55,7 +55,9 @@ class References:
         temperature: float,
         k: int,
         scratch: Scratch,
+        most_batches: int = 20,
     ) -> None:
+        self._most_batches = most_batches
         self._population, self._gaussians, self.size = population, gaussians, size
         self._temperature, self._k, self._scratch = temperature, k, scratch
 
@@ -66,7 +68,7 @@ class References:
 
     def parts(self) -> list[_Part]:
         """About a second's batches each."""
-        total = min(_MOST_BATCHES, max(_FEWEST_BATCHES, _MOST_ROWS // self.size))
+        total = min(self._most_batches, max(_FEWEST_BATCHES, _MOST_ROWS // self.size))
         step = max(1, int(STEP_SECONDS / (8 * batch_seconds(self.size, self._population.anchors.shape[1]))))
         return [_Part(first, min(step, total - first)) for first in range(0, total, step)]
 

@@ -63,9 +63,7 @@ def test_the_first_rows_tell_what_all_rows_will(corpus, tmp_path):
     # Sizes up to a twentieth of the rows have intervals.
     assert [(rows, sizes) for rows, sizes, _ in early] == [
         (512, [8, 16]),
-        (1024, [8, 16, 32]),
         (2048, [8, 16, 32, 64]),
-        (4096, [8, 16, 32, 64]),
     ]
     assert report.sampling.stopped is None
     assert report.corpus.rows_encoded == ROWS
@@ -77,7 +75,7 @@ def test_the_first_rows_tell_what_all_rows_will(corpus, tmp_path):
                 estimate, true = getattr(point, name), getattr(truth[point.batch_size], name)
                 held += estimate.low <= true.value <= estimate.high
                 widths += 1
-    assert held >= widths - 3, "95% intervals of correlated looks"
+    assert held >= widths - 2, "95% intervals of correlated looks"
     # The finished report does not depend on having been watched: each point is the last that was told.
     assert [curve for rows, _, curve, _ in seen if rows is None][-1] == report.curve
 
