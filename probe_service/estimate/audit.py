@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
 from scipy.interpolate import CubicSpline
+from scipy.special import betaincinv, ndtri
 
 from probe_service.estimate.intervals import Interval, clopper_pearson
 from probe_service.estimate.push import push_of_row
@@ -382,7 +382,7 @@ def audited_share(
             f"; {int(unsure.sum())} unsure answers counted as no for the lower and as yes for the upper limit"
         )
     value = judged.known + judged.unjudged * share
-    monte_carlo = float(stats.norm.ppf(0.5 + level / 2)) * judged.standard_error(share)
+    monte_carlo = float(ndtri(0.5 + level / 2)) * judged.standard_error(share)
     below = float(np.hypot(judged.unjudged * (share - low), monte_carlo))
     above = float(np.hypot(judged.unjudged * (high - share), monte_carlo))
     return outcome(
@@ -537,7 +537,7 @@ def _beta_quantile(probability: float, law: Beta) -> float:
     first, second = law
     if first <= 0 or second <= 1e-12:
         return 0.0 if first <= 0 else 1.0
-    return float(stats.beta.ppf(probability, first, second))
+    return float(betaincinv(first, second, probability))
 
 
 def _beta_draws(rng: np.random.Generator, law: Beta) -> Floats:

@@ -12,7 +12,7 @@ from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
+from scipy.special import stdtrit
 
 from probe_service.estimate.closed_form import anchors_with_false_negative, false_negatives_per_anchor
 from probe_service.estimate.evidence import Evidence
@@ -346,7 +346,7 @@ def _centred(value: float, influence: Floats, method: str) -> Interval:
     """The t interval round a value whose error is that of the mean of `influence`."""
     count = len(influence)
     error = float(influence.std(ddof=1)) / count**0.5
-    half = float(stats.t.ppf(0.5 + CONFIDENCE_LEVEL / 2, count - 1)) * error
+    half = float(stdtrit(count - 1, 0.5 + CONFIDENCE_LEVEL / 2)) * error
     return Interval(value, value - half, value + half, method)
 
 

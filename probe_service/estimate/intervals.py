@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
+from scipy.special import betaincinv, ndtri, stdtrit
 
 __all__ = [
     "FEW_NONZERO",
@@ -59,15 +59,15 @@ def mean_interval(values: Floats, level: float) -> Interval:
         raise ValueError("an interval needs at least two batches")
     mean = float(values.mean())
     error = float(values.std(ddof=1)) / count**0.5
-    half = float(stats.t.ppf(0.5 + level / 2, count - 1)) * error
+    half = float(stdtrit(count - 1, 0.5 + level / 2)) * error
     return Interval(mean, mean - half, mean + half, f"t over {count} batches")
 
 
 def clopper_pearson(successes: int, trials: int, level: float) -> Interval:
     """Clopper–Pearson interval for a probability; Clopper and Pearson 1934."""
     tail = (1 - level) / 2
-    low = 0.0 if successes == 0 else float(stats.beta.ppf(tail, successes, trials - successes + 1))
-    high = 1.0 if successes == trials else float(stats.beta.ppf(1 - tail, successes + 1, trials - successes))
+    low = 0.0 if successes == 0 else float(betaincinv(successes, trials - successes + 1, tail))
+    high = 1.0 if successes == trials else float(betaincinv(successes + 1, trials - successes, 1 - tail))
     return Interval(successes / trials, low, high, f"Clopper–Pearson over {trials} batches")
 
 
@@ -107,7 +107,7 @@ def share_mean_intervals(values: Floats, level: float) -> ShareIntervals:
     batches = len(values)
     above = (values > 0).sum(axis=0)
     value = values.mean(axis=0)
-    half = stats.t.ppf(0.5 + level / 2, batches - 1) * values.std(axis=0, ddof=1) / batches**0.5
+    half = stdtrit(batches - 1, 0.5 + level / 2) * values.std(axis=0, ddof=1) / batches**0.5
     low, high = value - half, value + half
     few = above < min(FEW_NONZERO, batches)
     methods = [f"t over {batches} batches"] * len(value)
@@ -116,12 +116,12 @@ def share_mean_intervals(values: Floats, level: float) -> ShareIntervals:
         tail = (1 - part) / 2
         hits = above[few]
         with np.errstate(invalid="ignore", divide="ignore"):
-            share_low = np.where(hits == 0, 0.0, stats.beta.ppf(tail, hits, batches - hits + 1))
-            share_high = np.where(hits == batches, 1.0, stats.beta.ppf(1 - tail, hits + 1, batches - hits))
+            share_low = np.where(hits == 0, 0.0, betaincinv(hits, batches - hits + 1, tail))
+            share_high = np.where(hits == batches, 1.0, betaincinv(hits + 1, batches - hits, 1 - tail))
             size = values[:, few].sum(axis=0) / hits
             spread = np.where(values[:, few] > 0, values[:, few] - size, 0.0)
             error = np.sqrt((spread**2).sum(axis=0) / (hits - 1) / hits)
-            size_half = stats.t.ppf(0.5 + part / 2, np.maximum(hits - 1, 1)) * error
+            size_half = stdtrit(np.maximum(hits - 1, 1), 0.5 + part / 2) * error
         enough = hits >= 5
         size_low = np.where(enough, size - size_half, 0.0)
         size_high = np.where(enough, size + size_half, 1.0)
@@ -148,7 +148,7 @@ def jackknife_ratio(numerators: Floats, denominators: Floats, level: float) -> I
     left_out = (top - numerators) / (bottom - denominators)
     value = top / bottom
     error = float(np.sqrt((count - 1) / count * ((left_out - left_out.mean()) ** 2).sum()))
-    half = float(stats.t.ppf(0.5 + level / 2, count - 1)) * error
+    half = float(stdtrit(count - 1, 0.5 + level / 2)) * error
     return Interval(value, value - half, value + half, f"jackknife over {count} batches")
 
 
@@ -162,7 +162,7 @@ def grouped_quantile(values: Floats, probability: float, level: float, *, groups
     parts = np.array_split(values, used)
     spread = np.array([np.quantile(part, probability) for part in parts])
     value = float(np.quantile(values, probability))
-    half = float(stats.t.ppf(0.5 + level / 2, used - 1)) * float(spread.std(ddof=1)) / used**0.5
+    half = float(stdtrit(used - 1, 0.5 + level / 2)) * float(spread.std(ddof=1)) / used**0.5
     return Interval(value, value - half, value + half, f"quantiles of {used} groups of batches")
 
 
@@ -179,11 +179,9 @@ def pooled_interval(whole: Interval, pool_values: Floats, level: float) -> Inter
         Carlo variance; t with K − 1 degrees of freedom.
     """
     pools = len(pool_values)
-    quantile = float(stats.t.ppf(0.5 + level / 2, pools - 1))
+    quantile = float(stdtrit(pools - 1, 0.5 + level / 2))
     drawn = float(pool_values.var(ddof=1)) / pools
-    monte_carlo = max(whole.high - whole.value, whole.value - whole.low) / float(
-        stats.norm.ppf(0.5 + level / 2)
-    )
+    monte_carlo = max(whole.high - whole.value, whole.value - whole.low) / float(ndtri(0.5 + level / 2))
     half = quantile * (drawn + monte_carlo**2) ** 0.5
     return Interval(
         whole.value,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
+from scipy.special import ndtri, stdtrit
 
 from probe_service.estimate.exact import EXACT, ExactShares
 from probe_service.estimate.intervals import share_mean_intervals
@@ -210,7 +210,7 @@ def _limits(
     else:
         found = share_mean_intervals(shares, CONFIDENCE_LEVEL)
         value, low, high = found.value.copy(), found.low.copy(), found.high.copy()
-        z = stats.norm.ppf(0.5 + CONFIDENCE_LEVEL / 2)
+        z = ndtri(0.5 + CONFIDENCE_LEVEL / 2)
         monte_carlo = np.maximum(high - value, value - low) / z
         if exact is not None:
             first = min(len(exact), len(value))
@@ -219,5 +219,5 @@ def _limits(
     if not pools:
         return value, low, high
     drawn = np.stack(pools).var(axis=0, ddof=1) / len(pools)
-    half = stats.t.ppf(0.5 + CONFIDENCE_LEVEL / 2, len(pools) - 1) * np.sqrt(drawn + monte_carlo**2)
+    half = stdtrit(len(pools) - 1, 0.5 + CONFIDENCE_LEVEL / 2) * np.sqrt(drawn + monte_carlo**2)
     return value, np.clip(value - half, 0.0, 1.0), np.clip(value + half, 0.0, 1.0)
