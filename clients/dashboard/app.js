@@ -218,6 +218,7 @@ function requestFromForm(format) {
     budget: numberOf("budget", "the budget is a share from 0 to 1", (number) => number >= 0 && number <= 1),
     num_repeats: numberOf("num-repeats", "give a whole number of at least 2", whole(2)),
     seed: numberOf("seed", "the seed is a whole number, 0 or more", whole(0)),
+    pairs_above: numberOf("pairs-above", "a similarity is a number from −1 to 1", (number) => number >= -1 && number <= 1),
     sampler: given({
       kind: textOf("sampler"),
       world_size: numberOf("world-size", "devices are a whole number of at least 1", whole(1)),

@@ -228,6 +228,7 @@ export function pairsSection(report, jobId) {
   if (report.pairs.length === 0) {
     return card("Most similar pairs", h("p", { class: "empty" }, "There is no pair to show."), search);
   }
+  const path = `/v1/probes/${encodeURIComponent(jobId)}/pairs`;
   const items = h("ol", { class: "pairs" }, ...report.pairs.slice(0, PAIRS_FIRST).map(pairItem));
   const note = h("p", { class: "hint", role: "status" });
   let offset = Math.min(PAIRS_FIRST, report.pairs.length);
@@ -235,7 +236,7 @@ export function pairsSection(report, jobId) {
   more.addEventListener("click", async () => {
     more.disabled = true;
     try {
-      const page = await getJson(`/v1/probes/${encodeURIComponent(jobId)}/pairs?offset=${offset}&limit=${PAIRS_PAGE}`);
+      const page = await getJson(`${path}?offset=${offset}&limit=${PAIRS_PAGE}`);
       items.append(...page.pairs.map(pairItem));
       offset += page.pairs.length;
       note.textContent = `${count(offset)} pairs shown.`;
@@ -250,7 +251,14 @@ export function pairsSection(report, jobId) {
     h("p", { class: "hint" }, "Rows that would meet as negatives although they are this similar. Do they mean the same?"),
     search,
     items,
-    h("div", { class: "actions" }, more, note),
+    h(
+      "div",
+      { class: "actions" },
+      more,
+      resultLink("All as CSV", `${path}?format=csv`, "pairs.csv"),
+      resultLink("All as JSON lines", `${path}?format=jsonl`, "pairs.jsonl"),
+      note,
+    ),
   );
 }
 

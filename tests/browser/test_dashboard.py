@@ -148,6 +148,7 @@ def test_a_dropped_file_grows_into_a_report(page, service):
             "name => [...document.querySelectorAll(`[data-chart=${name}] svg text`)].some(one => one.textContent === '128')",
             arg=chart,
         )
+    assert report["pair_search"]["description"] in page.locator(".card", has=page.locator(".pairs")).inner_text()
     first_pair = page.locator(".pairs > li").first.text_content()
     assert report["pairs"][0]["text"] in first_pair
     assert report["pairs"][0]["other_text"] in first_pair
@@ -233,6 +234,7 @@ def test_the_options_reach_the_service(page, service):
         "Rows to encode, at most": "40",
         "Batches for each size, at least": "7",
         "Seed": "5",
+        "List pairs from a similarity of": "0.85",
         "Devices": "2",
     }.items():
         option(page, label, value)
@@ -249,7 +251,7 @@ def test_the_options_reach_the_service(page, service):
         "budget": 0.3,
         "seed": 5,
     }
-    assert request["num_repeats"] == 7
+    assert (request["num_repeats"], request["pairs_above"]) == (7, 0.85)
     assert (request["corpus"]["max_rows"], request["corpus"]["case_fold"]) == (40, True)
     sampler = request["sampler"]
     assert (sampler["kind"], sampler["world_size"], sampler["gather"]) == ("no_duplicates", 2, True)
