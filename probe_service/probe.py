@@ -131,7 +131,7 @@ def run_probe(
     waves = [Wave(**wave) for wave in read["waves"]]
     clock.begin(Phase.ENCODING, read["parts"] + 1, "parts")
     encoded, stopped = 0, False
-    for wave, following in zip(waves, [*waves[1:], None], strict=True):
+    for wave, following in zip(waves, [*waves[1:], None], strict=False):
         for part in range(encoded, wave.parts):
             clock.step(f"encode part {part}", work.encode, part)
         encoded = wave.parts
