@@ -23,6 +23,10 @@ from probe_service.schemas import (
 __all__ = ["advise", "judge", "worst_case_assumption"]
 
 PAPER_THRESHOLDS = (0.7, 0.8, 0.9)
+_DEFAULT_BASIS = (
+    "the default: in trials on four labelled corpora masking false negatives gained less than a point of MAP up to S = 0.29, "
+    "on three of them"
+)
 
 
 def worst_case_assumption(similarity: float | None) -> str:
@@ -123,7 +127,7 @@ def advise(
     ]
     return Advice(
         budget=budget,
-        budget_is_provisional=budget == DEFAULT_BUDGET,
+        budget_basis=_DEFAULT_BASIS if budget == DEFAULT_BUDGET else "given with the request",
         headline=_headline(verdicts, n_max, budget),
         explanation=_explanation(curve, n_max, drop, corpus, evidence, budget, complete=complete),
         n_max=n_max,

@@ -188,7 +188,7 @@ corpus_options = _all(
             type=click.Choice(["auto", "sampled"]),
             help="Exact where it can be, or batches alone.",
         ),
-        option("--budget", type=float, help="Largest acceptable share S of the push [0.2]."),
+        option("--budget", type=float, help="Largest acceptable share S of the push [0.25]."),
         option(
             "--worst-case-similarity", type=float, help="s₀ of the worst case [measured for the encoder]."
         ),

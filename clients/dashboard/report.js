@@ -52,7 +52,7 @@ export function verdictSection(report) {
         "p",
         { class: "hint" },
         `Intervals are at ${report.sampling.confidence_level}. Evidence: ${report.evidence.tier}. `,
-        `Budget ${share(advice.budget)}${advice.budget_is_provisional ? " (provisional)" : ""}.`,
+        `Budget ${share(advice.budget)} (${advice.budget_basis}).`,
       ),
     ),
     verdictList(advice.verdicts),

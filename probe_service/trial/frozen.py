@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -139,8 +139,11 @@ class FrozenCorpus:
     def predicted(self, sizes: list[int], temperature: float) -> dict[int, Estimate]:
         """S of the training rows at some batch sizes, before any training; sizes too large for an interval are left out."""
         work, rows = self._corpus.training, self._training.places
+        population = work.population.subset("training", rows, self._request.seed)
+        # Whatever the file holds besides, batches are drawn from these rows and no others.
+        plan = replace(population.plan, rows_usable=population.plan.rows_encoded)
         shares = Shares(
-            work.population.subset("training", rows, self._request.seed),
+            replace(population, plan=plan),
             sizes,
             self._corpus.asked.model_copy(update={"temperature": temperature}),
             lambda: work.training_rows(rows),

@@ -416,7 +416,7 @@ def full_report(
         ),
         advice=Advice(
             budget=budget,
-            budget_is_provisional=True,
+            budget_basis="given with the request",
             headline=f"Up to {n_max.value} rows in a batch are safe on this corpus.",
             explanation=[
                 "In a larger batch more than a fifth of each anchor's push lands on rows that mean the same.",
@@ -448,7 +448,7 @@ def full_report(
         ),
         warnings=[
             ReportWarning(
-                code="budget_provisional", message="The budget of 0.20 is provisional until trials fix it."
+                code="temperature_edge", message="At this temperature two rows decide every softmax."
             ),
         ],
         timings={"reading": 0.12, "loading": 3.4, "encoding": 21.8, "measuring": 15.1, "advising": 1.3},
@@ -498,7 +498,7 @@ def certain_report(sizes: Sequence[int] = (16, 64, 256, 1024)) -> ProbeReport:
             ),
             "advice": Advice(
                 budget=0.2,
-                budget_is_provisional=True,
+                budget_basis="given with the request",
                 headline="Without labels, up to 4 rows in a batch are safe; larger batches cannot be judged.",
                 explanation=[
                     "Equal texts alone take at most 0.004 of the push, far below the budget.",
@@ -598,7 +598,7 @@ def all_equal_report() -> ProbeReport:
             ),
             "advice": Advice(
                 budget=0.2,
-                budget_is_provisional=True,
+                budget_basis="given with the request",
                 headline="No batch size is safe: every row means the same.",
                 explanation=[
                     "All of the push on negatives lands on rows that mean the same, even in a batch of two."
