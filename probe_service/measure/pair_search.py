@@ -18,6 +18,8 @@ MOST_SIMILAR = 1_000
 MOST_PAIRS = 1_000_000
 """Pairs that are listed at most."""
 
+_NAMES = {"flat": "flat", "ivf": "IVF", "hnsw": "HNSW"}
+
 
 def search_pairs(
     anchors: NDArray[np.float32],
@@ -53,13 +55,11 @@ def search_pairs(
         result = indexed_pairs(
             anchors, positives, count=count, at_least=lowest, seed=seed, checkpoint=checkpoint
         )
+        assert result.sample is not None  # what is exact has its place below `exact_up_to`
+        recall = _recall(result.sample.nearest_found, result.sample.pairs, result.sample.found)
         pairs, more, index = result.pairs, result.truncated, result.kind
-        name = f"A FAISS index ({index}, on the {'GPU' if result.on_gpu else 'CPU'})"
-        recall = None
-        how = f"{name} of the {len(anchors):,} encoded rows was searched; it misses nothing."
-        if result.sample is not None:
-            recall = _recall(result.sample.nearest_found, result.sample.pairs, result.sample.found)
-            how = f"{name} of the {len(anchors):,} encoded rows was searched. {_recall_in_words(recall)}"
+        name = f"A FAISS index ({_NAMES[index]}, on the {'GPU' if result.on_gpu else 'CPU'})"
+        how = f"{name} of the {len(anchors):,} encoded rows was searched. {_recall_in_words(recall)}"
     truncated = at_least is not None and more
     return pairs, PairSearch(
         index=index,
@@ -120,19 +120,19 @@ def _over_rows(interval: Interval) -> Estimate:
 
 def _recall_in_words(recall: PairRecall) -> str:
     said = (
-        f"It may miss some: of {recall.rows:,} rows drawn at random, it found the most similar negative of a share of "
-        f"{_in_words(recall.nearest)}."
+        f"It may miss some: of {recall.rows:,} rows drawn at random and compared with all, the share whose most similar "
+        f"negative it found is {_in_words(recall.nearest)}."
     )
     if recall.listed is None:
-        return f"{said} None of them has a pair that ought to be listed."
+        return f"{said} None of them has a pair that belongs in the list."
     having = (
-        "one has such a pair"
+        "One of them has pairs"
         if recall.rows_with_pairs == 1
-        else f"{recall.rows_with_pairs:,} have such pairs"
+        else f"{recall.rows_with_pairs:,} of them have pairs"
     )
     return (
-        f"{said} Of them {having}, and on average a share of {_in_words(recall.listed)} of a row's is listed "
-        f"({recall.pairs_listed:,} of {recall.pairs:,} in all)."
+        f"{said} {having} that belong in the list; on average the share of a row's that is listed is "
+        f"{_in_words(recall.listed)}, {recall.pairs_listed:,} of {recall.pairs:,} in all."
     )
 
 

@@ -86,7 +86,7 @@ def test_what_an_index_misses_shows_in_its_recall(home, monkeypatch, capsys):
     assert recall["listed"]["low"] <= by_row <= recall["listed"]["high"] < 1
     assert 0.5 < recall["nearest"]["value"] < 1
     assert (
-        f"({recall['pairs_listed']:,} of {recall['pairs']:,} in all)" in report["pair_search"]["description"]
+        f"{recall['pairs_listed']:,} of {recall['pairs']:,} in all." in report["pair_search"]["description"]
     )
 
 

@@ -41,7 +41,7 @@ def test_what_is_listed_is_what_brute_force_finds(rows, at_least, exact_up_to):
         # 40 different vectors are searched in all their cells.
         assert (how.index, how.recall.rows, how.recall.nearest.value) == ("ivf", 40, 1.0)
         assert how.recall.pairs_listed == how.recall.pairs
-        assert "FAISS index (ivf, on the CPU)" in how.description
+        assert "FAISS index (IVF, on the CPU)" in how.description
 
 
 @pytest.mark.parametrize("exact_up_to", [60, 59])
