@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import threading
@@ -115,7 +116,7 @@ def _load_known(known: KnownEncoder, device: str, dtype: EncodeDtype) -> LoadedE
     canaries = check_canaries(known.name, encoder)
     if canaries:
         checks.append(f"{canaries} canary cosines from transformers")
-    checks.append(pack(encoder, dtype))
+    checks += [pack(encoder, dtype), *_replicate(encoder, device)]
     return LoadedEncoder(
         encoder, _describe(known.name, files, encoder, dtype, known.pooling, "; ".join(checks))
     )
@@ -134,10 +135,22 @@ def _load_saved(name: str, device: str, dtype: EncodeDtype) -> LoadedEncoder:
     checks = [
         "safetensors only, no code from the repository; pooling as the model's own configuration says",
         pack(encoder, dtype),
+        *_replicate(encoder, device),
     ]
     return LoadedEncoder(
         encoder, _describe(name, files, encoder, dtype, describe_pooling(model), "; ".join(checks))
     )
+
+
+def _replicate(encoder: ModuleEncoder, device: str) -> list[str]:
+    """Put a copy of the model on every other GPU that is visible, where none is named; say so."""
+    import torch
+
+    others = range(1, torch.cuda.device_count()) if device == "cuda" else ()
+    if not others:
+        return []
+    encoder.add_replicas([copy.deepcopy(encoder.model).to(f"cuda:{number}") for number in others])
+    return [f"calls shared out among {len(others) + 1} GPUs"]
 
 
 def _describe(

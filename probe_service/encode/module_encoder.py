@@ -1,45 +1,54 @@
-"""Encoders that run here: tokenize ahead, batch rows of one length, and run the model on several threads."""
+"""Encoders that run here: tokenize ahead, batch rows of one length, and run the model on several threads and devices."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
+import queue
 import threading
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from probe_service.encode.batching import batches_by_length, split_by_work
 from probe_service.encode.protocol import DIGEST_BYTES, EncodedTexts, digest_texts, to_unit_length
+from probe_service.encode.token_rows import RowTokenizer
 from probe_service.encode.transformer import maximum_length
 from probe_service.errors import EncoderError
 
 if TYPE_CHECKING:
+    import torch
     from sentence_transformers import SentenceTransformer
 
 __all__ = ["ModuleEncoder"]
 
+_log = logging.getLogger(__name__)
+
+_Kind = Literal["cpu", "gpu"]
 # Tokenized at once: enough that most rows find a full batch of their length, and about .2 s of one core.
-_TEXTS_PER_WINDOW = 4096
-_CHARACTERS_PER_WINDOW = 262_144
-# More tokens make no call faster on a core; fewer waste it. A call of a large model is kept near a second.
-_MOST_TOKENS_ON_CPU = 512
-_LEAST_TOKENS_ON_CPU = 128
-_OPERATIONS_PER_CALL = 8e10
-_TOKENS_ON_GPU = 16_384
+_TEXTS_PER_WINDOW: dict[_Kind, int] = {"cpu": 4096, "gpu": 16_384}
+_CHARACTERS_PER_WINDOW: dict[_Kind, int] = {"cpu": 262_144, "gpu": 1_048_576}
+# More tokens make no call faster; fewer waste it. A call of a large model is kept near a second on a core, and near a
+# twentieth of one on a large GPU.
+_LEAST_TOKENS: dict[_Kind, int] = {"cpu": 128, "gpu": 16_384}
+_MOST_TOKENS: dict[_Kind, int] = {"cpu": 512, "gpu": 131_072}
+_OPERATIONS_PER_CALL: dict[_Kind, float] = {"cpu": 8e10, "gpu": 2e13}
 # Threads beyond these would wait for each other at Python's lock; they work inside the calls instead.
 _MOST_CALLS_AT_ONCE = 8
+# One is launched while the other runs. More of them wait for their turn: enough to last while the caller writes results.
 _CALLS_ON_GPU = 2
+_CALLS_WAITING_ON_GPU = 14
 _KEPT_BYTES = 31 * 2**20
 # Of a call with dropout, whose rows are padded to its longest.
-_TEXTS_PER_DROPOUT_CALL = {"cpu": 32, "gpu": 128}
-_CHARACTERS_PER_DROPOUT_CALL = {"cpu": 16_384, "gpu": None}
+_TEXTS_PER_DROPOUT_CALL: dict[_Kind, int] = {"cpu": 32, "gpu": 128}
+_CHARACTERS_PER_DROPOUT_CALL: dict[_Kind, int | None] = {"cpu": 16_384, "gpu": None}
 
 
 @dataclass(frozen=True)
@@ -63,7 +72,8 @@ class ModuleEncoder:
     """Encode with sentence-transformers modules on one device.
 
     On a CPU every core runs calls of its own, on rows of one length each: nothing is padded, and no core waits for
-    another. Elsewhere rows of similar length share large calls. Tokenizing goes on meanwhile.
+    another. Elsewhere rows of similar length share large calls, and several devices take calls from one queue, each with a
+    replica of its own. Tokenizing goes on meanwhile.
 
     Args:
         model: The modules, already on their device.
@@ -77,19 +87,24 @@ class ModuleEncoder:
         self.prompt = prompt
         self.dimension = int(model.get_embedding_dimension() or 0)
         self.max_length = maximum_length(model)
-        self._on_cpu = model.device.type == "cpu"
-        self._calls_at_once = (
-            min(torch.get_num_threads(), _MOST_CALLS_AT_ONCE) if self._on_cpu else _CALLS_ON_GPU
+        self._kind: _Kind = "cpu" if model.device.type == "cpu" else "gpu"
+        self._calls_on_each = (
+            min(torch.get_num_threads(), _MOST_CALLS_AT_ONCE) if self._kind == "cpu" else _CALLS_ON_GPU
         )
         weights = sum(each.weight.numel() for each in model[0].modules() if isinstance(each, torch.nn.Linear))
-        self._most_tokens = _TOKENS_ON_GPU
-        if self._on_cpu:
-            fitting = int(_OPERATIONS_PER_CALL / (2 * max(weights, 1)))
-            self._most_tokens = min(max(fitting, _LEAST_TOKENS_ON_CPU), _MOST_TOKENS_ON_CPU)
-        # A fast tokenizer keeps its truncation as state and fails when two threads use it at once.
+        fitting = int(_OPERATIONS_PER_CALL[self._kind] / (2 * max(weights, 1)))
+        self._most_tokens = min(max(fitting, _LEAST_TOKENS[self._kind]), _MOST_TOKENS[self._kind])
+        # A fast tokenizer of transformers keeps its truncation as state and fails when two threads use it at once.
         self._tokenizing = threading.Lock()
-        # Held by every call; dropout, which changes the modules for a while, holds them all.
-        self._calls = threading.BoundedSemaphore(self._calls_at_once)
+        # A call takes a model out and puts it back; dropout, which changes the modules for a while, takes them all.
+        self._calls_at_once = 0
+        self._idle: queue.SimpleQueue[SentenceTransformer] = queue.SimpleQueue()
+        self._let_call(self.model)
+
+    def add_replicas(self, replicas: Sequence[SentenceTransformer]) -> None:
+        """Let copies of the model on other devices take calls as well; before the first text is encoded."""
+        for replica in replicas:
+            self._let_call(replica.eval())
 
     def encode(self, texts: Sequence[str]) -> EncodedTexts:
         """Return the unit vectors of the texts.
@@ -120,11 +135,12 @@ class ModuleEncoder:
             batch, vectors = running.popleft()
             return batch.rows, EncodedTexts(vectors.result(), batch.was_truncated, batch.input_digests)
 
+        waiting = self._calls_at_once if self._kind == "cpu" else _CALLS_WAITING_ON_GPU
         try:
             for batch in self._batches(texts):
                 running.append((batch, self._threads.submit(self._vectors, batch.features, len(batch.rows))))
-                # As many again wait their turn, so that no thread is idle while the next texts are tokenized.
-                if len(running) > 2 * self._calls_at_once:
+                # Some more wait their turn, so that no thread is idle while the next texts are tokenized.
+                if len(running) > self._calls_at_once + waiting:
                     yield first()
             while running:
                 yield first()
@@ -151,12 +167,11 @@ class ModuleEncoder:
         """Split texts into calls for `dropout_views`: their rows, and what the tokenizer is given for them."""
         readable, by_length = _readable(texts)
         start = 0
-        kind = "cpu" if self._on_cpu else "gpu"
         for call in split_by_work(
             [readable[row] for row in by_length],
             self.max_length,
-            most_texts=_TEXTS_PER_DROPOUT_CALL[kind],
-            most_characters=_CHARACTERS_PER_DROPOUT_CALL[kind],
+            most_texts=_TEXTS_PER_DROPOUT_CALL[self._kind],
+            most_characters=_CHARACTERS_PER_DROPOUT_CALL[self._kind],
         ):
             yield by_length[start : start + len(call)], call
             start += len(call)
@@ -177,7 +192,7 @@ class ModuleEncoder:
         with contextlib.ExitStack() as held:
             held.enter_context(self._tokenizing)
             for _ in range(self._calls_at_once):
-                held.enter_context(self._calls)
+                held.callback(self._idle.put, self._idle.get())
             held.enter_context(torch.random.fork_rng(on_gpu))
             held.enter_context(self._running(len(call)))
             torch.manual_seed(seed)
@@ -187,16 +202,36 @@ class ModuleEncoder:
                 # learn from the texts in training, a batch normalisation, stays as it is.
                 for module in self.model.modules():
                     module.training = not hasattr(module, "running_mean")
-                return self._forward(features), self._forward(features)
+                return self._forward(self.model, features), self._forward(self.model, features)
             finally:
                 self.model.eval()
+
+    def _let_call(self, model: SentenceTransformer) -> None:
+        """Let `_calls_on_each` calls run on the model at a time; those on several devices take turns."""
+        for _ in range(self._calls_on_each):
+            self._idle.put(model)
+        self._calls_at_once += self._calls_on_each
+
+    @cached_property
+    def _row_tokenizer(self) -> RowTokenizer | None:
+        """None where only the modules themselves can make of texts what they take."""
+        with self._tokenizing:
+            try:
+                return RowTokenizer(self.model, self.prompt, self.max_length)
+            except Exception as error:  # noqa: BLE001 - whatever a tokenizer of unknown make stumbles over
+                _log.debug("tokens are read through sentence-transformers: %s", error)
+                return None
+
+    @cached_property
+    def _tokenizer_thread(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(1)
 
     @cached_property
     def _threads(self) -> ThreadPoolExecutor:
         """The threads that run the model; on a CPU they share its cores out among them."""
         import torch
 
-        if not self._on_cpu:
+        if self._kind == "gpu":
             return ThreadPoolExecutor(self._calls_at_once)
         # glibc returns freed memory to the kernel at once, and every call would pay for getting it again, until it has seen
         # a block of this size freed.
@@ -220,48 +255,85 @@ class ModuleEncoder:
         """Tokenize a window of texts at a time, shortest first, and cut it into batches of similar length."""
         readable, by_length = _readable(texts)
         start = 0
-        for window in split_by_work(
-            [readable[row] for row in by_length],
-            self.max_length,
-            most_texts=_TEXTS_PER_WINDOW,
-            most_characters=_CHARACTERS_PER_WINDOW,
-        ):
-            rows = np.array(by_length[start : start + len(window)], dtype=np.intp)
-            start += len(window)
-            with self._tokenizing, self._running(len(window)):
+        ahead: deque[Future[list[_Batch]]] = deque()
+        try:
+            for window in split_by_work(
+                [readable[row] for row in by_length],
+                self.max_length,
+                most_texts=_TEXTS_PER_WINDOW[self._kind],
+                most_characters=_CHARACTERS_PER_WINDOW[self._kind],
+            ):
+                rows = np.array(by_length[start : start + len(window)], dtype=np.intp)
+                start += len(window)
+                ahead.append(self._tokenizer_thread.submit(self._batches_of_window, rows, window))
+                if len(ahead) > 1:
+                    yield from ahead.popleft().result()
+            while ahead:
+                yield from ahead.popleft().result()
+        finally:
+            for batches in ahead:
+                batches.cancel()
+
+    def _batches_of_window(self, rows: NDArray[np.intp], window: list[str]) -> list[_Batch]:
+        tokenizer = self._row_tokenizer
+        with contextlib.ExitStack() as held:
+            if tokenizer is None:
+                held.enter_context(self._tokenizing)
+            held.enter_context(self._running(len(window)))
+            if tokenizer is None:
                 features = self.model.preprocess(window, prompt=self.prompt)
                 digests, was_truncated = self._inspect(window, features)
-            if not _has_rows(features):
-                yield _Batch(rows, features, was_truncated, digests)
-                continue
-            lengths = features["attention_mask"].sum(dim=1).numpy().astype(np.intp)
-            for places in batches_by_length(lengths, self._most_tokens, equal=self._on_cpu):
-                yield _Batch(rows[places], _take(features, places), was_truncated[places], digests[places])
+                if not _has_rows(features):
+                    return [_Batch(rows, features, was_truncated, digests)]
+                lengths = features["attention_mask"].sum(dim=1).numpy()
+                take = partial(_take, features)
+            else:
+                tokens = tokenizer.rows(window)
+                digests, was_truncated, lengths = tokens.digests(), tokens.was_truncated, tokens.lengths
+                take = partial(tokenizer.features, tokens)
+            return [
+                _Batch(rows[places], take(places), was_truncated[places], digests[places])
+                for places in batches_by_length(
+                    lengths.astype(np.intp), self._most_tokens, equal=self._kind == "cpu"
+                )
+            ]
 
     def _vectors(self, features: dict[str, Any], count: int) -> NDArray[np.float32]:
-        with self._calls, self._running(count):
-            return to_unit_length(self._forward_in_pieces(features, count))
+        model = self._idle.get()
+        try:
+            with self._running(count):
+                return to_unit_length(self._forward_in_pieces(model, features, count))
+        finally:
+            self._idle.put(model)
 
-    def _forward_in_pieces(self, features: dict[str, Any], count: int) -> NDArray[np.float32]:
+    def _forward_in_pieces(
+        self, model: SentenceTransformer, features: dict[str, Any], count: int
+    ) -> NDArray[np.float32]:
         """Run the model, on half the rows at a time where the device has too little memory for all."""
         import torch
 
         try:
-            return self._forward(features)
+            return self._forward(model, features)
         except torch.OutOfMemoryError:
             if count == 1 or not _has_rows(features):
                 raise
-        halves = np.array_split(np.arange(count), 2)
-        return np.concatenate([self._forward_in_pieces(_take(features, half), len(half)) for half in halves])
+        # Later batches are made smaller at once.
+        self._most_tokens = max(min(self._most_tokens, features["attention_mask"].numel() // 2), 1)
+        halves = [_take(features, half) for half in np.array_split(np.arange(count), 2)]
+        return np.concatenate(
+            [self._forward_in_pieces(model, half, len(half["attention_mask"])) for half in halves]
+        )
 
-    def _forward(self, features: dict[str, Any]) -> NDArray[np.float32]:
-        import torch
-
-        on_device = {
-            name: value.to(self.model.device) if isinstance(value, torch.Tensor) else value
-            for name, value in features.items()
-        }
-        vectors: NDArray[np.float32] = self.model(on_device)["sentence_embedding"].float().cpu().numpy()
+    def _forward(self, model: SentenceTransformer, features: dict[str, Any]) -> NDArray[np.float32]:
+        if getattr(getattr(model[0], "auto_model", None), "takes_rows_end_to_end", False):
+            mask = features["attention_mask"]
+            # Counted here, so that the host need not wait for the device in the middle of a call.
+            features = features | {
+                "token_places": mask.flatten().nonzero().squeeze(1),
+                "row_lengths": tuple(mask.sum(dim=1).tolist()),
+            }
+        on_device = {name: _moved(value, model.device) for name, value in features.items()}
+        vectors: NDArray[np.float32] = model(on_device)["sentence_embedding"].float().cpu().numpy()
         return vectors
 
     @contextlib.contextmanager
@@ -303,6 +375,15 @@ class ModuleEncoder:
             )["input_ids"]
             was_truncated[full] = [len(tokens) > (self.max_length or np.inf) for tokens in whole]
         return digests, was_truncated
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    """The value on the device, if it is a tensor; the copy goes on while the host does the next thing."""
+    import torch
+
+    if not isinstance(value, torch.Tensor) or device.type == "cpu":
+        return value
+    return (value.pin_memory() if device.type == "cuda" else value).to(device, non_blocking=True)
 
 
 def _readable(texts: Sequence[str]) -> tuple[list[str], list[int]]:
