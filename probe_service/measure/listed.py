@@ -20,7 +20,7 @@ __all__ = ["SMALLEST_LISTED_SIZE", "ListedCurve", "PairListing"]
 
 LISTED_PAIRS = 500_000
 SMALLEST_LISTED_SIZE = 128
-"""Below it a batch's own matrix costs less than going through the list (benchmarks/subsets.py)."""
+"""Below it a batch's own matrix costs less than going through the list (benchmarks/search.py)."""
 LISTED_BATCHES = 1_000
 _KNOWN_AT_ONCE = 65_536
 _BATCHES_AT_ONCE = 256

@@ -3,7 +3,7 @@
 A batch is a random subset of the rows, so its most similar pairs are those of the list whose two rows it has: no batch's
 own N×N matrix is needed (STATISTICS §3). A list of P of all n rows' pairs holds about P·N²/n² pairs of a batch of N;
 where it holds fewer than k, it cannot tell, and the batch is to be measured directly. Small batches are measured
-directly anyway: their matrix costs less than going through the list (`benchmarks/subsets.py`: the list wins from
+directly anyway: their matrix costs less than going through the list (`benchmarks/search.py`: the list wins from
 N = 128 on).
 """
 
