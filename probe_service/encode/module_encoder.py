@@ -33,8 +33,8 @@ _log = logging.getLogger(__name__)
 
 _Kind = Literal["cpu", "gpu"]
 # Tokenized at once: enough that most rows find a full batch of their length, and about .2 s of one core.
-_TEXTS_PER_WINDOW: dict[_Kind, int] = {"cpu": 4096, "gpu": 16_384}
-_CHARACTERS_PER_WINDOW: dict[_Kind, int] = {"cpu": 262_144, "gpu": 1_048_576}
+_TEXTS_PER_WINDOW: dict[_Kind, int] = {"cpu": 4096, "gpu": 8192}
+_CHARACTERS_PER_WINDOW: dict[_Kind, int] = {"cpu": 262_144, "gpu": 524_288}
 # More tokens make no call faster; fewer waste it. A call of a large model is kept near a second on a core, and near a
 # twentieth of one on a large GPU.
 _LEAST_TOKENS: dict[_Kind, int] = {"cpu": 128, "gpu": 16_384}

@@ -74,7 +74,8 @@ TILINGS = (
     Tiling(128, 128, 64, 8, 4),
 )
 """What `benchmarks/gpu.py` compares on large problems; the first is the default there."""
-_SMALL_TILINGS = (Tiling(64, 64, 64, 4, 3), Tiling(128, 128, 64, 8, 3))
+_HISTOGRAM_TILING = Tiling(128, 128, 64, 8, 3)
+_SMALL_TILINGS = (Tiling(64, 64, 64, 4, 3), _HISTOGRAM_TILING)
 
 
 @dataclass(frozen=True)
@@ -141,6 +142,8 @@ def pairs_near_best(
     Returns:
         The pairs in no order; None where more than 2²⁶ cannot be ruled out, as among vectors that are nearly all equal.
     """
+    if tiling is None and with_histogram:
+        tiling = _HISTOGRAM_TILING
     screen = PairScreen(anchors[None], None if candidates is None else candidates[None], tiling)
     found = _complete(screen, k, with_histogram)
     if found is None:
@@ -316,7 +319,7 @@ class PairScreen:
                     min(k, _MOST_IN_TILE),
                     tiles,
                     slots,
-                    width=self._left.shape[2],
+                    self._left.shape[2],
                     ordered=self.ordered,
                     rows=tiling.rows,
                     columns=tiling.columns,
@@ -483,7 +486,7 @@ def _screen_tiles(
     k: tl.tensor,
     tiles: tl.tensor,
     slots: tl.tensor,
-    width: tl.constexpr,
+    width: tl.tensor,
     ordered: tl.constexpr,
     rows: tl.constexpr,
     columns: tl.constexpr,
