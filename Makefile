@@ -22,7 +22,7 @@ BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --constraint constraints.txt \
   $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-.PHONY: help install demo serve test lint format schema clean
+.PHONY: help install demo serve test lint format schema benchmark clean
 
 help:  ## Show the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -66,6 +66,9 @@ format: $(VENV)/.tests  ## Rewrite the sources in the house format
 
 schema: $(VENV)/.runs  ## Write docs/report.schema.json and docs/request.schema.json from the models
 	$(BIN)/python docs/export_schemas.py
+
+benchmark: $(VENV)/.tests  ## Compare speed with its peers on PROBE_TEST_DATA, about an hour; tables go to benchmarks/measured
+	$(BIN)/python benchmarks/all.py --out benchmarks/measured
 
 clean:  ## Remove the environment, caches and what the demo wrote
 	rm -rf $(VENV) build dist report.html .mypy_cache .ruff_cache .import_linter_cache .pytest_cache .hypothesis

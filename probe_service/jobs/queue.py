@@ -360,8 +360,8 @@ class JobQueue:
         event = client.get_event(job_id, PROGRESS_EVENT, timeout_seconds=0)
         if event is None:
             return None, None
-        curve = client.get_event(job_id, CURVE_EVENT, timeout_seconds=0) or []
-        return event["at"], Progress.model_validate({**event["progress"], "curve": curve})
+        curve = client.get_event(job_id, CURVE_EVENT, timeout_seconds=0) or {}
+        return event["at"], Progress.model_validate({**event["progress"], **curve})
 
     def _error(self, row: WorkflowStatus) -> ProbeError:
         if row.status == "MAX_RECOVERY_ATTEMPTS_EXCEEDED":

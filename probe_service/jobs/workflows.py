@@ -45,6 +45,7 @@ MAX_RECOVERY_ATTEMPTS = 2
 """A job is begun three times at most; then it has failed."""
 
 _PROGRESS_EVERY_SECONDS = 1.0
+_CURVE_FIELDS = {"curve", "curve_rows"}
 
 _log = logging.getLogger(__name__)
 
@@ -138,12 +139,12 @@ class _ProgressReport:
         if not moved_on and time.monotonic() - self._written_at < _PROGRESS_EVERY_SECONDS:
             return
         if grown:
-            DBOS.set_event(CURVE_EVENT, [point.model_dump(mode="json") for point in latest.curve])
+            DBOS.set_event(CURVE_EVENT, latest.model_dump(mode="json", include=_CURVE_FIELDS))
         DBOS.set_event(
             PROGRESS_EVENT,
             {
                 "at": datetime.now(UTC).isoformat(timespec="milliseconds"),
-                "progress": latest.model_dump(mode="json", exclude={"curve"}),
+                "progress": latest.model_dump(mode="json", exclude=_CURVE_FIELDS),
             },
         )
         self._latest = None
