@@ -39,19 +39,22 @@ def exact_rows(rng, n):
     ordered=st.booleans(),
     at_least=st.sampled_from([-1.0, -0.5, 0.0, 0.5, 1.0]),
     lists=st.sampled_from([(1,), (2, 4), (17, 129, 1025)]),
+    tile=st.sampled_from([(3, 12), (256, 4_000_000)]),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_a_flat_index_gives_the_pairs_of_brute_force_with_all_ties(n, count, ordered, at_least, lists, seed):
+def test_a_flat_index_gives_the_pairs_of_brute_force_with_all_ties(
+    n, count, ordered, at_least, lists, tile, seed
+):
     rng = np.random.default_rng(seed)
     # Sixteen vectors at most: most rows have twins, every cosine is tied, and every list is crowded.
     anchors = exact_rows(rng, n)
     candidates = exact_rows(rng, n) if ordered else None
-    before = module.LIST_LENGTHS, module._SPARE_PAIRS
-    module.LIST_LENGTHS, module._SPARE_PAIRS = lists, 0
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "LIST_LENGTHS", lists)
+        patch.setattr(module, "_SPARE_PAIRS", 0)
+        patch.setattr(module, "_TILE_ROWS", tile[0])
+        patch.setattr(module, "BLOCK_ELEMENTS", tile[1])
         result = found(anchors, candidates, count=count, at_least=at_least)
-    finally:
-        module.LIST_LENGTHS, module._SPARE_PAIRS = before
     truth = [pair for pair in negative_pairs(anchors, candidates) if pair[0] >= at_least]
     truth.sort(key=lambda pair: (-pair[0], pair[1], pair[2]))
     assert listed(result) == [(i, j) for _, i, j in truth[:count]]
@@ -116,6 +119,8 @@ def test_the_sample_counts_what_the_list_lacks(monkeypatch):
     # An index with one cell in reach of each row, so that it misses much.
     monkeypatch.setattr("probe_service.similarity.nearest._PROBES", 1)
     monkeypatch.setattr("probe_service.similarity.nearest._CANDIDATES_PER_NEIGHBOUR", 0)
+    monkeypatch.setattr(module, "_TILE_ROWS", 7)
+    monkeypatch.setattr(module, "BLOCK_ELEMENTS", 700)
     result = found(rows, count=10_000, at_least=0.8, kind="ivf")
     pairs = set(listed(result))
     truth = set(zip(*(side.tolist() for side in np.nonzero(similarity >= 0.8)), strict=True))
