@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from probe_service.similarity.device import batch_top_k_by_device
 from probe_service.similarity.pairs import BLOCK_ELEMENTS, row_blocks, top_pairs
 from probe_service.similarity.screen import Screen, int8_pays
 from probe_service.similarity.threads import in_turn
@@ -151,6 +152,8 @@ def batch_top_k(anchors: torch.Tensor, candidates: torch.Tensor | None, *, k: in
     Returns:
         (b, k), descending, NaN where a batch has fewer pairs.
     """
+    if (by_device := batch_top_k_by_device(anchors, candidates, k)) is not None:
+        return by_device
     size = anchors.shape[1]
     sides = [side.numpy() for side in (anchors, candidates) if side is not None]
     if size <= _LARGEST_SQUARE and k <= _LARGEST_SQUARE // 8 and int8_pays():

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from probe_service.similarity.device import pairs_by_device
 from probe_service.similarity.screen import Screen, int8_pays, rounding_of_float32
 from probe_service.similarity.threads import in_turn
 
@@ -58,7 +59,7 @@ def top_pairs(
     candidates: NDArray[np.float32] | None = None,
     *,
     k: int,
-    impl: Literal["blocked", "reference"] = "blocked",
+    impl: Literal["fastest", "blocked", "reference"] = "fastest",
     on_block: OnBlock | None = None,
 ) -> TopPairs:
     """Return the k most similar negative pairs.
@@ -69,6 +70,7 @@ def top_pairs(
         pairs = [(-s[i, j], i, j) for i, j in (i < j if candidates is None else i != j)]
         sorted(pairs)[:k]
 
+    Large searches run on a GPU where there is one that gives the right pairs in a trial (see `device`); the answer is the same.
     The blocked implementation never allocates the N×N matrix: its memory is the rows' codes of one byte a number, a few tiles
     and about twice the k pairs. It screens tiles of products in low precision, on all of torch's threads, looks in float64 at
     every pair that may reach the k-th best by the proven bound of the error (see `screen`), and so gives the naive one's
@@ -80,7 +82,7 @@ def top_pairs(
             pairs, each once.
         k: How many pairs, at least 1; fewer come back where there are fewer.
         impl: Which implementation.
-        on_block: Called with (tiles done, tiles) after each tile; may raise to abandon the search.
+        on_block: Called with (tiles done, tiles) after each tile of the blocked one; may raise to abandon the search.
 
     Returns:
         At most k pairs.
@@ -91,6 +93,8 @@ def top_pairs(
         raise ValueError("anchors and candidates must be (N, d) of the same shape")
     if impl == "reference":
         return _reference(anchors, candidates, k)
+    if impl == "fastest" and (near := pairs_by_device(anchors, candidates, k)) is not None:
+        return _sorted(_scores(anchors, anchors if candidates is None else candidates, *near), *near, k)
     # Only the first copies of a vector can be in the answer: a later copy has k twins that are as similar and earlier.
     # One more copy may be the row itself. Without this, a corpus of equal rows would tie everywhere.
     left, left_rows = _first_copies(anchors, k + 1)

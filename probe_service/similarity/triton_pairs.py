@@ -206,6 +206,9 @@ def batch_top_k_on_device(
 
     Returns:
         (b, k) float64, exact, descending, NaN where a batch has fewer pairs.
+
+    Raises:
+        OverflowError: If more than 2²⁶ pairs of one batch cannot be ruled out.
     """
     batches, size, _ = anchors.shape
     values = np.full((batches, k), np.nan)
@@ -222,7 +225,7 @@ def batch_top_k_on_device(
     if found is None:
         half = batches // 2
         if not half:
-            raise RuntimeError(f"more than {_MOST_SLOTS} pairs of a batch cannot be ruled out in bfloat16")
+            raise OverflowError(f"more than {_MOST_SLOTS} pairs of a batch cannot be ruled out in bfloat16")
         both = (slice(0, half), slice(half, None))
         return np.concatenate(
             [

@@ -13,7 +13,7 @@ from tests.oracles import unit_rows
 if importlib.util.find_spec("triton") is None:
     pytest.skip("triton is not installed", allow_module_level=True)
 
-from probe_service.similarity import triton_pairs
+from probe_service.similarity import batch_top_k, device, top_pairs, triton_pairs
 from probe_service.similarity.triton_pairs import (
     HISTOGRAM_BINS,
     PairScreen,
@@ -160,3 +160,48 @@ def test_more_than_there_is_room_for_is_said(monkeypatch):
     monkeypatch.setattr(triton_pairs, "_MOST_SLOTS", 100)
     rows = np.tile(unit_rows(np.random.default_rng(0), 1, 32), (90, 1))
     assert top_pairs_on_device(on_device(rows), k=4) is None
+
+
+@pytest.fixture
+def a_device(monkeypatch):
+    """Let every search go where a GPU's would."""
+    monkeypatch.setattr(device, "search_device", lambda: torch.device(DEVICE))
+    monkeypatch.setattr(device, "_LEAST_PRODUCTS", 0)
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_top_pairs_on_a_device_is_the_reference_to_the_last_bit(a_device, ordered):
+    rng = np.random.default_rng(4)
+    rows = unit_rows(rng, 60, 33)[rng.integers(0, 60, 110)]
+    candidates = rows[rng.permutation(110)] if ordered else None
+    for k in (4, 500):
+        expected = top_pairs(rows, candidates, k=k, impl="reference")
+        for impl in ("fastest", "blocked"):
+            found = top_pairs(rows, candidates, k=k, impl=impl)
+            for name in ("similarity", "anchor", "candidate"):
+                np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
+
+
+def test_what_the_device_cannot_do_the_cpu_does(a_device, monkeypatch):
+    def fail(*_, **__):
+        raise torch.OutOfMemoryError("out of memory")
+
+    rows = unit_rows(np.random.default_rng(4), 50, 33)
+    expected = top_pairs(rows, k=3, impl="reference")
+    stack = torch.from_numpy(rows)[None]
+    np.testing.assert_allclose(batch_top_k(stack, None, k=3)[0], expected.similarity, atol=1e-12)
+    monkeypatch.setattr(triton_pairs, "_MOST_SLOTS", 1)
+    monkeypatch.setattr(triton_pairs, "_FEWEST_SLOTS", 1)
+    for _ in range(2):
+        np.testing.assert_array_equal(top_pairs(rows, k=3).anchor, expected.anchor)
+        np.testing.assert_allclose(batch_top_k(stack, None, k=3)[0], expected.similarity, atol=1e-12)
+        monkeypatch.setattr(triton_pairs, "PairScreen", fail)
+
+
+def test_a_kernel_that_gives_other_pairs_is_found_out(monkeypatch):
+    assert device._try_kernel(torch.device(DEVICE))
+    right = triton_pairs.top_pairs_on_device
+    monkeypatch.setattr(
+        triton_pairs, "top_pairs_on_device", lambda rows, **given: right(rows.flip(0), **given)
+    )
+    assert not device._try_kernel(torch.device(DEVICE))
