@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -205,3 +208,45 @@ def test_a_kernel_that_gives_other_pairs_is_found_out(monkeypatch):
         triton_pairs, "top_pairs_on_device", lambda rows, **given: right(rows.flip(0), **given)
     )
     assert not device._try_kernel(torch.device(DEVICE))
+
+
+COMPILE = """
+import sys
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from probe_service.similarity import triton_pairs
+
+class Hopper:
+    get_current_target = lambda _: GPUTarget("cuda", 90, 32)
+    get_current_device = lambda _: 0
+    get_current_stream = lambda _, device=None: 0
+
+driver.set_active(Hopper())
+kernel = triton_pairs._screen_tiles
+
+class Compiling:
+    def __getitem__(self, grid):
+        return lambda left, right, *given, **named: print(
+            kernel.warmup(left.bfloat16(), right.bfloat16(), *given, grid=grid, **named).asm["ptx"].count("wgmma.mma_async")
+        )
+
+triton_pairs._screen_tiles = Compiling()
+for ordered in (False, True):
+    rows = torch.zeros(2, 100, 30)
+    triton_pairs.PairScreen(rows, rows if ordered else None).run(4, torch.zeros(2), 10)
+"""
+
+
+def test_the_kernel_compiles_for_hopper_without_a_gpu(tmp_path):
+    """Triton's interpreter takes much that its compiler does not."""
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILE],
+        env=os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    # On the tensor cores, in pieces of 16 dimensions.
+    assert done.stdout.split() == ["4", "4"]
