@@ -39,7 +39,7 @@ class Settings(BaseSettings):
         description="Of the products of matrices in encoders that run here; bfloat16 is faster and less exact.",
     )
     exact_pairs_up_to: int = Field(
-        200_000,
+        500_000,
         ge=0,
         description="Rows up to which the most similar pairs come from all pairs; beyond, through a FAISS index.",
     )
