@@ -250,3 +250,22 @@ def test_the_kernel_compiles_for_hopper_without_a_gpu(tmp_path):
     assert done.returncode == 0, done.stderr
     # On the tensor cores, in pieces of 16 dimensions.
     assert done.stdout.split() == ["4", "4"]
+
+
+@pytest.mark.parametrize("k", [1, 66])
+def test_rounding_that_all_points_one_way(k):
+    """The most similar pair loses most by bfloat16, and another one gains most."""
+    sizes = np.arange(900, 1100)
+    numbers = (1.0 / np.sqrt(sizes)).astype(np.float32)
+    growth = torch.from_numpy(numbers).bfloat16().float().numpy() / numbers
+    rows = np.zeros((14, 1100), dtype=np.float32)
+    for row, (place, flipped) in enumerate(
+        [(growth.argmin(), 0), (growth.argmin(), 1), (growth.argmax(), 0)]
+    ):
+        rows[row, : sizes[place]] = numbers[place]
+        rows[row, :flipped] *= -1
+    # Many pairs that are nearly as similar as the best, and gain where it loses.
+    for row in range(3, 14):
+        rows[row] = rows[2]
+        rows[row, [2 * row, 2 * row + 1]] *= -1
+    check(rows, None, k)
