@@ -295,7 +295,16 @@ def warnings(work: Workspace, shares: Shares, request: ProbeRequest) -> list[Rep
 
 def versions() -> dict[str, str]:
     """Of the packages that the figures rest on."""
-    names = ("probe-service", "numpy", "scipy", "torch", "sentence-transformers", "transformers")
+    names = (
+        "probe-service",
+        "numpy",
+        "scipy",
+        "torch",
+        "faiss-cpu",
+        "faiss-gpu",
+        "sentence-transformers",
+        "transformers",
+    )
     found = {"python": platform.python_version()}
     for name in names:
         with contextlib.suppress(
