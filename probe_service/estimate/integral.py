@@ -17,7 +17,7 @@ that y_k(t)² = y_k(2t) is on it too: φ serves for c², and x y² for the secon
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,6 +52,8 @@ _GONE = 45.0
 """Beyond where A_m is below exp(−this) for every anchor, the integrand is below float64's rounding of its sum."""
 _NOTHING = 1e-8
 """φ below this is the rounding of 1 − φ; there A_m is as small, or (N = 3) no candidate that gets any push is left."""
+_KEPT_TABLES = 32
+"""Every block of anchors asks for the same tables again: one for each temperature, about 2 MB."""
 _SPARSE_BELOW = 0.02
 """Histograms with a smaller share of occupied bins are multiplied as sparse ones."""
 
@@ -97,20 +99,9 @@ class PushIntegral:
     def __init__(self, centres: Floats, *, temperature: float, largest: int, lowest: float = -1.0) -> None:
         if temperature < SMALLEST_TEMPERATURE:
             raise ValueError(f"temperatures below {SMALLEST_TEMPERATURE} have to be sampled")
-        # Similarities count from 1 down, so that x ≤ 1 and its range sets the range of t.
-        self._log_x = (centres - 1.0) / temperature
-        first = np.log(_FLAT / largest)
-        last = np.log(_DECAYED) + (1.0 - lowest) / temperature
         self._temperature = temperature
-        self._times = np.exp(np.arange(first, last + 2 * _STEP, _STEP))
-        # dt = t du on the grid of u = log t; below its start the terms of the flat integrand halve from point to point.
-        weights = self._times * _STEP
-        weights[0] *= 2.0
-        exponent = np.exp(self._log_x)[:, None] * self._times
-        self._decayed: Singles = -np.expm1(-exponent).astype(np.float32)
-        # The weights are in the push, since neither alone is in the range of float32.
-        self._push: Singles = (np.exp(self._log_x)[:, None] * weights * np.exp(-exponent)).astype(np.float32)
-        self._steps: Singles = (weights[:-1] / weights[1:]).astype(np.float32)
+        tables = _tables(centres.astype(np.float64).tobytes(), temperature, largest, lowest)
+        self._log_x, self._times, self._steps, self._decayed, self._push = tables
 
     def block(self, candidates: Counts, *, masked: Floats | None = None) -> BlockPush:
         """Take in a block of anchors.
@@ -139,6 +130,26 @@ class PushIntegral:
             push=self._push[:, : points - 1],
             temperature=self._temperature,
         )
+
+
+@lru_cache(maxsize=_KEPT_TABLES)
+def _tables(
+    centres: bytes, temperature: float, largest: int, lowest: float
+) -> tuple[Floats, Floats, Singles, Singles, Singles]:
+    """What a `PushIntegral` looks up: log x by bin; t, and steps of the weights; 1 − exp(−t x), and the push, by bin and t."""
+    # Similarities count from 1 down, so that x ≤ 1 and its range sets the range of t.
+    log_x = (np.frombuffer(centres) - 1.0) / temperature
+    first = np.log(_FLAT / largest)
+    last = np.log(_DECAYED) + (1.0 - lowest) / temperature
+    times = np.exp(np.arange(first, last + 2 * _STEP, _STEP))
+    # dt = t du on the grid of u = log t; below its start the terms of the flat integrand halve from point to point.
+    weights = times * _STEP
+    weights[0] *= 2.0
+    exponent = np.exp(log_x)[:, None] * times
+    # The weights are in the push, since neither alone is in the range of float32.
+    push = (np.exp(log_x)[:, None] * weights * np.exp(-exponent)).astype(np.float32)
+    decayed = -np.expm1(-exponent).astype(np.float32)
+    return log_x, times, (weights[:-1] / weights[1:]).astype(np.float32), decayed, push
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -29,7 +28,7 @@ from probe_service.estimate.integral import SMALLEST_TEMPERATURE
 from probe_service.measure.task import STEP_SECONDS
 from probe_service.schemas import SIMILARITY_THRESHOLDS
 from probe_service.scratch import Scratch
-from probe_service.similarity import BIN_CENTRES, RowHistograms, row_histograms
+from probe_service.similarity import BIN_CENTRES, RowHistograms, in_turn, row_histograms
 from probe_service.workspace import Population
 
 __all__ = ["AllPairs", "AllPairsInDetail", "exact_limit"]
@@ -43,6 +42,7 @@ LIMITS = (0.95, 0.9, 0.8)
 MOST_SOURCES = 24
 """More sources than these are told apart as the most frequent ones and the rest."""
 
+_ANCHORS_AT_ONCE = 256
 _PER_KNOWN_PAIR = ("harm_anchor", "harm_candidate", "harm_push")
 
 
@@ -100,12 +100,29 @@ class AllPairs:
     def parts(self) -> list[_Part]:
         """About a second's anchors each."""
         rows = len(self.population)
-        seconds = rows * (self.population.anchors.shape[1] * 4e-11 + 4e-8) + self.largest * 5e-7 + 3e-4
+        seconds = rows * (self.population.anchors.shape[1] * 3e-11 + 4e-9) + self.largest * 5e-7 + 3e-4
         step = max(1, int(STEP_SECONDS / seconds))
         return [_Part(first, min(rows, first + step)) for first in range(0, rows, step)]
 
     def run(self, part: _Part) -> None:
-        """Look at all pairs of some anchors."""
+        """Look at all pairs of some anchors, on every core at some of them."""
+        blocks = [
+            slice(first, min(first + _ANCHORS_AT_ONCE, part.stop))
+            for first in range(part.first, part.stop, _ANCHORS_AT_ONCE)
+        ]
+        found = []
+        self._scratch.checkpoint()
+        for columns in in_turn(self._look_at, blocks):
+            found.append(columns)
+            self._scratch.checkpoint()
+        joined = {}
+        for name in found[0]:
+            values = [columns[name] for columns in found]
+            joined[name] = np.concatenate(values) if name in _PER_KNOWN_PAIR else np.sum(values, axis=0)[None]
+        self._scratch.save_columns(self._file(part), joined)
+
+    def _look_at(self, block: slice) -> dict[str, NDArray[np.float64]]:
+        """Sums over a block of anchors, and columns of its known pairs."""
         population, rows = self.population, np.arange(len(self.population))
         accumulator = ShareAccumulator(
             BIN_CENTRES,
@@ -119,24 +136,22 @@ class AllPairs:
         for found in row_histograms(
             population.anchors,
             population.positives,
-            block=slice(part.first, part.stop),
+            block=block,
             thresholds=SIMILARITY_THRESHOLDS,
-            known=lambda block: population.evidence.known_pairs(rows[None, :], block),
+            known=lambda anchors: population.evidence.known_pairs(rows[None, :], anchors),
             unjudged=population.evidence.unjudged_rows,
             worst_case_similarity=population.floor,
-            checkpoint=self._scratch.checkpoint,
+            checkpoint=_go_on,
             sources=None if detail is None else detail.sources,
         ):
-            accumulator.add(found.candidates, found.known, found.worst, found.own, self._scratch.checkpoint)
+            accumulator.add(found.candidates, found.known, found.worst, found.own, _go_on)
             if detail is not None:
-                detail.add(found, self._scratch.checkpoint)
+                detail.add(found)
             above += found.above
             for at, size in enumerate(self.sizes):
                 hardest[at] += expected_maximum(found.candidates, BIN_CENTRES, size) * len(found.candidates)
-        columns = {"sums": accumulator.sums[None], "hardest": hardest[None], "above": above[None]}
-        self._scratch.save_columns(
-            self._file(part), columns if detail is None else columns | detail.columns()
-        )
+        columns = {"sums": accumulator.sums, "hardest": hardest, "above": above}
+        return columns if detail is None else columns | detail.columns()
 
     @cached_property
     def shares(self) -> ExactShares:
@@ -249,7 +264,7 @@ class AllPairsInDetail(AllPairs):
 
 
 class _Detail:
-    """Accumulators of one part of a pass in detail."""
+    """Accumulators of one block of a pass in detail."""
 
     def __init__(self, task: AllPairsInDetail) -> None:
         size = task.deciding_size
@@ -266,18 +281,18 @@ class _Detail:
         )
         self._known: list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]] = []
 
-    def add(self, found: RowHistograms, checkpoint: Callable[[], None]) -> None:
-        """Take in the histograms of a block of anchors."""
-        self._grid.add(found.candidates, found.known, found.worst, checkpoint)
+    def add(self, found: RowHistograms) -> None:
+        """Take in the histograms of some anchors."""
+        self._grid.add(found.candidates, found.known, found.worst)
         by_source = found.candidates[:, None, :] if found.by_source is None else found.by_source
         push = self._parts.add(
-            found.rows, by_source, found.known_anchor, found.known_candidate, found.known_bin, checkpoint
+            found.rows, by_source, found.known_anchor, found.known_candidate, found.known_bin
         )
         self._known.append((found.known_anchor, found.known_candidate, push[0]))
-        self._masks.add(found.candidates, found.known, found.worst, found.own, checkpoint)
+        self._masks.add(found.candidates, found.known, found.worst, found.own)
 
     def columns(self) -> dict[str, NDArray[np.float64]]:
-        """What the part leaves; sums have one row, the pairs one row each."""
+        """What the block leaves: sums, and the pairs one row each."""
         parts = self._parts
         sums = {
             "grid": self._grid.sums,
@@ -288,4 +303,8 @@ class _Detail:
             "push": parts.push[0],
         }
         pairs = dict(zip(_PER_KNOWN_PAIR, map(np.concatenate, zip(*self._known, strict=True)), strict=True))
-        return {name: values[None] for name, values in sums.items()} | pairs
+        return sums | pairs
+
+
+def _go_on() -> None:
+    """Nothing: blocks are short, and whether to go on is asked between them."""

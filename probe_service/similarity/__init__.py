@@ -25,6 +25,7 @@ from probe_service.similarity.subsets import (
     measure_subsets,
     most_similar_pairs,
 )
+from probe_service.similarity.threads import in_turn
 from probe_service.similarity.windows import WindowShares, measure_windows
 
 __all__ = [
@@ -38,6 +39,7 @@ __all__ = [
     "TopPairs",
     "WindowShares",
     "batch_top_k",
+    "in_turn",
     "measure_batches",
     "measure_subsets",
     "measure_windows",

@@ -42,13 +42,16 @@ def in_turn(work: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[R
             each.exception()
 
 
+def _work_alone() -> None:
+    torch.set_num_threads(1)
+    torch.get_num_threads()  # a thread takes the common setting, whatever it is then, when it first asks
+
+
 @cache
 def _pool(threads: int) -> ThreadPoolExecutor:
-    pool = ThreadPoolExecutor(
-        threads, thread_name_prefix="search", initializer=torch.set_num_threads, initargs=(1,)
-    )
-    # torch's setting holds for the thread that makes it, but threads begun later start with the last one made. So let them
-    # all begin, and make the old one again.
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="search", initializer=_work_alone)
+    # Threads begun later, and those that have not yet asked, start with the last setting made. So let them all begin, and
+    # make the old one again.
     begun = threading.Barrier(threads + 1)
     for _ in range(threads):
         pool.submit(begun.wait)
