@@ -14,6 +14,7 @@ has an upper bound below that is out.
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -39,6 +40,7 @@ __all__ = [
 HISTOGRAM_BINS = 256
 """Equal bins over [−1, 1]. Finer ones would be narrower than what bfloat16 may move a similarity by."""
 
+_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 _MOST_IN_TILE = 64
 """k up to which a tile itself looks for its k best; it takes as many passes over the tile."""
 _SUM_ROUNDING = 2.0**-22
@@ -382,7 +384,7 @@ class _Rounded:
         self.error = torch.linalg.vector_norm(rows - rounded.float(), dim=2) * above
         self.longest = torch.linalg.vector_norm(rows, dim=2).max() * above
         # Triton's interpreter takes the bits of bfloat16 for whole numbers in products; float32 holds the same values.
-        stored = rounded.float() if rows.device.type == "cpu" else rounded
+        stored = rounded.float() if _INTERPRETED else rounded
         self.rows = torch.nn.functional.pad(stored, (0, -dimension % depth)).contiguous()
 
 

@@ -1,4 +1,7 @@
-"""The Triton kernel finds the pairs that a float64 oracle finds. Here under Triton's interpreter, which conftest.py turns on."""
+"""The Triton kernel finds the pairs that a float64 oracle finds.
+
+Under Triton's interpreter, which conftest.py turns on; on a GPU, run this file with TRITON_INTERPRET=0.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ from probe_service.similarity.triton_pairs import (
     top_pairs_on_device,
 )
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+DEVICE = "cpu" if os.environ["TRITON_INTERPRET"] == "1" else "cuda"
 
 
 def on_device(rows):
