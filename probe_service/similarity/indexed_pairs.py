@@ -287,13 +287,14 @@ class _Best:
         tied_with = np.searchsorted(-scores, -scores, side="left")
         needed = before[tied_with] < self._count
         alone = needed & (pairs == 1)
-        held = TopPairs(scores[alone], i[order][alone], j[order][alone])
-        parts = [held]
+        parts = [TopPairs(scores[alone], i[order][alone], j[order][alone])]
+        held = int(alone.sum())
         for place in np.flatnonzero(needed & (pairs > 1)):
             rows = self._rows_of_pair(int(anchor[place]), int(candidate[place]))
             parts.append(TopPairs(np.full(len(rows[0]), scores[place]), *rows))
-            if sum(len(part.similarity) for part in parts) > 2 * self._count + _SPARE_PAIRS:
-                parts = [self._first(parts)]
+            held += len(rows[0])
+            if held > 3 * self._count + _SPARE_PAIRS:
+                parts, held = [self._first(parts)], self._count
                 self._checkpoint()
         return self._first(parts)
 
