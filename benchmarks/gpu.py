@@ -77,7 +77,7 @@ DRY = Sizes(
     checked=((1, 8, 3), (2, 1, 5), (90, 40, 4), (90, 40, 300)),
     timed=((140, 32),),
     stacks=((3, 20, 32),),
-    peak=64,
+    peak=256,
     layers=2,
     width=64,
     vocabulary=1_000,
@@ -487,7 +487,7 @@ def time_encoding(bench: Bench, cache: Path, peak: dict[str, float]) -> None:
     import numpy as np
     import torch
 
-    from probe_service.encode import load_encoder
+    from probe_service.encode import load_encoder, packing
     from probe_service.encode.transformer import build_known
     from probe_service.encode.weights import locate_known
     from probe_service.known_encoders import KNOWN_ENCODERS
@@ -499,12 +499,10 @@ def time_encoding(bench: Bench, cache: Path, peak: dict[str, float]) -> None:
     loaded = load_encoder(known.name, Settings(device=bench.device, encode_dtype=dtype))
     print(f"  ours: {loaded.info.check}", flush=True)
     if bench.device == "cpu":
-        from probe_service.encode.packing import lay_end_to_end
-
         # What runs on a GPU, as far as a CPU can run it.
         loaded.encoder._kind = "gpu"
         loaded.encoder.model[0].model = build_known(known, locate_known(known), "cpu")[0].auto_model
-        print(f"  ours: {lay_end_to_end(loaded.encoder, 'float32')}", flush=True)
+        print(f"  ours: {packing.lay_end_to_end(loaded.encoder, 'float32')}", flush=True)
     peer = build_known(known, locate_known(known), bench.device)
     inner = peer[0].auto_model
     weights = sum(
@@ -517,6 +515,15 @@ def time_encoding(bench: Bench, cache: Path, peak: dict[str, float]) -> None:
     bench.row("error of a cosine", mean=float(errors.mean()), largest=float(errors.max()))
     peer.to(getattr(torch, dtype))
 
+    def by_length(texts: list[str]) -> Any:
+        end_to_end = loaded.encoder.model[0].auto_model
+        chosen = end_to_end._attend
+        end_to_end._attend = packing._attend_by_length
+        try:
+            return loaded.encoder.encode(texts)
+        finally:
+            end_to_end._attend = chosen
+
     for name, texts in (
         ("short", texts_of(bench.sizes.short_texts, 7, 3)),
         ("long", texts_of(bench.sizes.long_texts, 60, 4)),
@@ -527,6 +534,7 @@ def time_encoding(bench: Bench, cache: Path, peak: dict[str, float]) -> None:
         times = bench.in_turn(
             {
                 "ours": lambda texts=texts: loaded.encoder.encode(texts),
+                "ours, attention by runs of equal length": lambda texts=texts: by_length(texts),
                 "ours, tokenizing alone": lambda texts=texts: list(loaded.encoder._batches(texts)),
                 f"sentence-transformers {dtype}, batch 128": lambda texts=texts: peer.encode(
                     texts, batch_size=128, normalize_embeddings=True, show_progress_bar=False
