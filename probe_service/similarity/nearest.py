@@ -4,8 +4,8 @@ Which index (`_choose_index`), on the measurements of `benchmarks/nearest.py`:
 
 - flat compares every query with every row. On a GPU, up to `FLAT_ROWS_ON_GPU` rows; on a CPU `top_pairs` does that faster.
 - IVF sorts the rows into 4 √n cells and looks into the 32 cells nearest to a query. Everywhere else.
-- HNSW walks a graph of near rows. Only by name: it finds more of the far neighbours than IVF in the same time, but no more
-  of the near ones, and only one thread may build it if the same vectors are to give the same answer.
+- HNSW walks a graph of near rows. Only by name: it took longer than IVF and found fewer pairs, since a graph finds its way
+  badly into small groups of near copies; and only one thread may build it if the same vectors are to give the same answer.
 """
 
 from __future__ import annotations

@@ -214,6 +214,11 @@ def test_no_safe_size_is_said():
     assert figure["text"] == "none"
 
 
+def test_how_the_pairs_were_found_stands_above_them():
+    said = full_report().pair_search.description
+    assert f"The most similar negative pairs {said} Rank" in page("full").text
+
+
 def test_excluded_rows_are_listed_by_number():
     text = page("full").text
     assert "5 rows are blank." in text
