@@ -11,6 +11,7 @@ from functools import cache
 from typing import TypeVar
 
 import torch
+from threadpoolctl import ThreadpoolController
 
 __all__ = ["in_turn"]
 
@@ -21,25 +22,33 @@ Result = TypeVar("Result")
 def in_turn(work: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
     """Yield the results of work on each item, in the order of the items.
 
-    As many threads as torch would use take the next item each as soon as they are free; inside, torch works on one thread. Few
-    results wait at a time. Leaving the iterator early, by an exception or otherwise, ends the work at the items begun.
+    As many threads as torch would use take the next item each as soon as they are free; inside, torch and numpy work on one
+    thread. Few results wait at a time. Leaving the iterator early, by an exception or otherwise, ends the work at the items
+    begun.
     """
     threads = torch.get_num_threads()
     if threads == 1:
         yield from map(work, items)
         return
     running: deque[Future[Result]] = deque()
-    try:
-        for item in items:
-            running.append(_pool(threads).submit(work, item))
-            if len(running) > 2 * threads:
+    # numpy's threads are one pool for the whole process: two cores that both ask for it wait for each other.
+    with _controller().limit(limits=1, user_api="blas"):
+        try:
+            for item in items:
+                running.append(_pool(threads).submit(work, item))
+                if len(running) > 2 * threads:
+                    yield running.popleft().result()
+            while running:
                 yield running.popleft().result()
-        while running:
-            yield running.popleft().result()
-    finally:
-        begun = [each for each in running if not each.cancel()]
-        for each in begun:
-            each.exception()
+        finally:
+            begun = [each for each in running if not each.cancel()]
+            for each in begun:
+                each.exception()
+
+
+@cache
+def _controller() -> ThreadpoolController:
+    return ThreadpoolController()
 
 
 def _work_alone() -> None:
