@@ -42,8 +42,9 @@ def _compiled(signature: str, *, reordered: bool = True) -> Callable[[Loop], Loo
     return compile_loop
 
 
-@numba.njit(inline="always", fastmath=_REORDERED)  # type: ignore[untyped-decorator]
+@numba.njit(fastmath=_REORDERED)  # type: ignore[untyped-decorator]
 def _dot(x: Floats, y: Floats) -> float:
+    # Compiled once for all that call it, so that they add in the same order.
     total = 0.0
     for d in range(len(x)):
         total += np.float64(x[d]) * np.float64(y[d])
