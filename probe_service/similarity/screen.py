@@ -24,6 +24,8 @@ __all__ = ["Screen", "int8_pays", "rounding_of_float32"]
 
 _ROUNDING = 128 * 2.0**-24
 """What float32 arithmetic adds to a bound, in units of the longest rows' product: a dozen operations on terms ≤ 7."""
+_UNDERFLOW = 2.0**-38
+"""Added to lengths: squares of what is far shorter are nought in float32."""
 _ROWS_OF_MEAN = 256
 _TRIED = (256, 512, 384)
 
@@ -142,7 +144,7 @@ def _mean(rows: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def _length(row: NDArray[np.float32]) -> float:
-    return float(np.linalg.norm(row.astype(np.float64)))
+    return float(np.linalg.norm(row.astype(np.float64))) + _UNDERFLOW
 
 
 def _longest(rows: NDArray[np.float32]) -> float:
@@ -150,4 +152,4 @@ def _longest(rows: NDArray[np.float32]) -> float:
     if not len(rows):
         return 0.0
     lengths: torch.Tensor = torch.linalg.vector_norm(torch.from_numpy(rows), dim=1)
-    return float(lengths.max()) * float(1.0 + rows.shape[1] * 2.0**-23)
+    return float(lengths.max()) * float(1.0 + rows.shape[1] * 2.0**-23) + _UNDERFLOW
