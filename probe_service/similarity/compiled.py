@@ -280,13 +280,13 @@ def best_of_square(
 
 
 @_compiled(
-    "void(float32[:,::1],int32[::1],boolean[::1],boolean[::1],float32,float32[::1],"
+    "void(float32[:,::1],uint32[::1],boolean[::1],boolean[::1],float32,float32[::1],"
     "int32[:,::1],int32[:,::1],int64[::1])",
     reordered=False,
 )
 def count_tile(
     similarities: Floats,
-    column_bins: NDArray[np.int32],
+    column_bins: NDArray[np.uint32],
     row_open: NDArray[np.bool_],
     column_open: NDArray[np.bool_],
     floor: np.float32,
@@ -311,14 +311,16 @@ def count_tile(
         above: (t,) added to: similarities that reach each threshold.
     """
     rows, columns = similarities.shape
-    places = np.empty(columns, dtype=np.int32)
+    places = np.empty(
+        columns, dtype=np.uint32
+    )  # unsigned: no place is looked at for being counted from the end
     for i in range(rows):
         line, count = similarities[i], counts[i]
         for j in range(columns):
             place = np.int32(np.rint((line[j] + np.float32(1.0)) * np.float32(1024.0)))
-            places[j] = min(max(place, np.int32(0)), np.int32(2048))
+            places[j] = np.uint32(min(max(place, np.int32(0)), np.int32(2048))) + column_bins[j]
         for j in range(columns):
-            count[column_bins[j] + places[j]] += 1
+            count[places[j]] += np.int32(1)
         for t in range(len(thresholds)):
             reached = np.int32(0)
             for j in range(columns):
@@ -335,4 +337,4 @@ def count_tile(
             count = open_counts[i]
             for j in range(columns):
                 if line[j] >= floor and (row_open[i] or column_open[j]):
-                    count[places[j]] += 1
+                    count[places[j] - column_bins[j]] += np.int32(1)

@@ -122,8 +122,9 @@ class _Counting:
         from probe_service.similarity import compiled
 
         bins, count, columns = len(BIN_CENTRES), rows.stop - rows.start, len(self.right)
-        nowhere = np.zeros(columns, dtype=np.int32)
-        kind_bins = nowhere if self.sources is None else (self.sources * bins).astype(np.int32)
+        kind_bins = np.zeros(columns, dtype=np.uint32)
+        if self.sources is not None:
+            kind_bins = (self.sources * bins).astype(np.uint32)
         loose = np.zeros(columns, dtype=bool) if self.unjudged is None else self.unjudged
         counts = np.zeros((count, self.kinds * bins), dtype=np.int32)
         open_counts = np.zeros((0 if self.unjudged is None else count, bins), dtype=np.int32)
