@@ -169,7 +169,7 @@ class _Counting:
             worst = open_counts + _histograms(place[~counted], count)
         return RowHistograms(
             rows=rows,
-            candidates=by_kind.sum(axis=1, dtype=np.float32),
+            candidates=(by_kind[:, 0] if self.kinds == 1 else by_kind.sum(axis=1)).astype(np.float32),
             known=_histograms(place, count),
             worst=None if worst is None else worst.astype(np.float32),
             own=np.clip(own, -1.0, 1.0),
@@ -183,5 +183,6 @@ class _Counting:
 
 def _histograms(place: NDArray[np.int64], rows: int) -> NDArray[np.float32]:
     """(r, bins) counts of places in all rows' histograms, one after the other."""
-    counts = np.bincount(place, minlength=rows * len(BIN_CENTRES))
-    return counts.reshape(rows, -1).astype(np.float32)
+    counts = np.zeros(rows * len(BIN_CENTRES), dtype=np.float32)
+    np.add.at(counts, place, np.float32(1.0))
+    return counts.reshape(rows, -1)
