@@ -239,7 +239,7 @@ class ModuleEncoder:
         cores = torch.get_num_threads()
         threads = ThreadPoolExecutor(
             self._calls_at_once,
-            initializer=torch.set_num_threads,
+            initializer=_share_cores,
             initargs=(max(cores // self._calls_at_once, 1),),
         )
         # torch's setting holds for the thread that makes it, but threads begun later start with the last one made. So
@@ -384,6 +384,13 @@ def _moved(value: Any, device: torch.device) -> Any:
     if not isinstance(value, torch.Tensor) or device.type == "cpu":
         return value
     return (value.pin_memory() if device.type == "cuda" else value).to(device, non_blocking=True)
+
+
+def _share_cores(threads: int) -> None:
+    import torch
+
+    torch.set_num_threads(threads)
+    torch.get_num_threads()  # a thread takes the common setting, whatever it is then, when it first asks
 
 
 def _readable(texts: Sequence[str]) -> tuple[list[str], list[int]]:
