@@ -148,7 +148,9 @@ def test_a_dropped_file_grows_into_a_report(page, service):
             "name => [...document.querySelectorAll(`[data-chart=${name}] svg text`)].some(one => one.textContent === '128')",
             arg=chart,
         )
-    assert report["pair_search"]["description"] in page.locator(".card", has=page.locator(".pairs")).inner_text()
+    assert (
+        report["pair_search"]["description"] in page.locator(".card", has=page.locator(".pairs")).inner_text()
+    )
     first_pair = page.locator(".pairs > li").first.text_content()
     assert report["pairs"][0]["text"] in first_pair
     assert report["pairs"][0]["other_text"] in first_pair
