@@ -14,7 +14,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["best_of_square", "count_tile", "quantize", "scores", "search_tile"]
+__all__ = ["add_running_shares", "best_of_square", "count_tile", "quantize", "scores", "search_tile"]
 
 Floats = NDArray[np.float32]
 Exact = NDArray[np.float64]
@@ -338,3 +338,70 @@ def count_tile(
             for j in range(columns):
                 if line[j] >= floor and (row_open[i] or column_open[j]):
                     count[places[j] - column_bins[j]] += np.int32(1)
+
+
+@_compiled(
+    "void(float32[:,::1],int64,float64,int64[::1],int64[::1],boolean[::1],float64,float64[::1],float64[::1])",
+    reordered=False,
+)
+def add_running_shares(
+    similarities: Floats,
+    first: int,
+    temperature: float,
+    known_starts: Places,
+    known_columns: Places,
+    is_open: NDArray[np.bool_],
+    floor: float,
+    false_sum: Exact,
+    worst_sum: Exact,
+) -> None:
+    """Add, for each number of candidates, the share of the softmax that marked ones have, summed over some rows.
+
+    The candidates of a row come in the order of the columns after it, going round, without itself. Weights are relative to
+    the largest so far, so that none overflows and they never all vanish.
+
+    Args:
+        similarities: (r, M) of rows first … first + r − 1 to all M.
+        first: Column of the first row itself.
+        temperature: T.
+        known_starts: (r + 1,) where each row's known false negatives begin in …
+        known_columns: … (p,) their columns.
+        is_open: (M,) rows whose pairs count in the worst case from `floor` on; (0,) if there are none.
+        floor: The least similarity of those.
+        false_sum: (M − 1,) added to: the share of the known ones among the first 1, 2, … candidates.
+        worst_sum: (M − 1,) added to: with the open ones; (0,) if there are none.
+    """
+    rows, columns = similarities.shape
+    is_known = np.zeros(columns, dtype=np.bool_)
+    bounded = len(worst_sum) > 0
+    for i in range(rows):
+        line, column = similarities[i], first + i
+        own_open = bounded and is_open[column]
+        known = known_columns[known_starts[i] : known_starts[i + 1]]
+        for j in known:
+            is_known[j] = True
+        highest, total, false, worst = -1e300, 0.0, 0.0, 0.0
+        for t in range(columns - 1):
+            column += 1
+            if column == columns:
+                column = 0
+            logit = np.float64(line[column]) / temperature
+            weight = 1.0
+            if logit > highest:
+                shrink = np.exp(highest - logit)
+                total, false, worst = total * shrink, false * shrink, worst * shrink
+                highest = logit
+            else:
+                weight = np.exp(logit - highest)
+            total += weight
+            if is_known[column]:
+                false += weight
+                worst += weight
+            elif bounded and line[column] >= floor and (own_open or is_open[column]):
+                worst += weight
+            if false > 0.0:
+                false_sum[t] += false / total
+            if worst > 0.0 and bounded:
+                worst_sum[t] += worst / total
+        for j in known:
+            is_known[j] = False

@@ -10,9 +10,11 @@ import torch
 from numpy.typing import NDArray
 
 from probe_service.similarity.batches import KnownPairs
-from probe_service.similarity.pairs import row_blocks
+from probe_service.similarity.threads import in_turn
 
 __all__ = ["WindowShares", "measure_windows"]
+
+_ROWS_AT_ONCE = 64
 
 
 @dataclass(frozen=True)
@@ -63,45 +65,42 @@ def measure_windows(
     rows_total = len(anchors)
     num_anchors = min(num_anchors, rows_total)
     right = anchors if candidates is None else candidates
-    false_sum = torch.zeros(rows_total - 1, dtype=torch.float64)
-    worst_sum = torch.zeros(rows_total - 1, dtype=torch.float64)
-    for rows in row_blocks(num_anchors, 4 * rows_total):
-        checkpoint()
-        count = rows.stop - rows.start
-        around = torch.arange(rows.start, rows.start + rows_total + count) % rows_total
-        wide = (anchors[rows] @ right[around].T).contiguous()
-        # Entry (r, t) of the slanted view is column r + 1 + t: the candidate t + 1 places after anchor r.
-        slant = wide.as_strided((count, rows_total - 1), (wide.shape[1] + 1, 1), 1)
-        logits = slant.double() / temperature
-        logits -= logits.amax(dim=1, keepdim=True)
-        # Float64 holds exp(−700); only a tiny temperature needs the slower sum of logarithms.
-        log_total = torch.logcumsumexp(logits, dim=1) if 2.0 / temperature > 700.0 else None
-        weights = logits.exp() if log_total is None else logits
-        total = weights.cumsum(dim=1) if log_total is None else log_total
-        is_false = torch.zeros((count, rows_total - 1), dtype=torch.bool)
+    is_open = np.zeros(0, dtype=bool) if unjudged is None else unjudged.numpy()
+    floor = -2.0 if worst_case_similarity is None else worst_case_similarity
+
+    def running_shares(rows: slice) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        from probe_service.similarity import compiled
+
+        starts, columns = np.zeros(rows.stop - rows.start + 1, dtype=np.int64), np.empty(0, dtype=np.int64)
         if known is not None:
             pairs = known(rows)
-            anchor = torch.from_numpy(pairs.anchor)
-            distance = (torch.from_numpy(pairs.candidate) - anchor) % rows_total
-            is_false[anchor - rows.start, distance - 1] = True
-        false_sum += _running_share(weights, total, is_false, logs=log_total is not None)
-        if unjudged is None:
-            continue
-        counted = slant >= (-2.0 if worst_case_similarity is None else worst_case_similarity)
-        if not bool(unjudged.all()):
-            other = unjudged[around].expand(count, -1).contiguous()
-            counted &= unjudged[rows, None] | other.as_strided(slant.shape, (other.shape[1] + 1, 1), 1)
-        worst_sum += _running_share(weights, total, counted | is_false, logs=log_total is not None)
-    false_share = (false_sum / num_anchors).clamp(0.0, 1.0).numpy()
-    worst_share = false_share if unjudged is None else (worst_sum / num_anchors).clamp(0.0, 1.0).numpy()
-    return WindowShares(false_share, worst_share)
+            order = np.argsort(pairs.anchor, kind="stable")
+            columns = pairs.candidate[order]
+            starts = np.searchsorted(pairs.anchor[order], np.arange(rows.start, rows.stop + 1))
+        sums = np.zeros(rows_total - 1), np.zeros(0 if unjudged is None else rows_total - 1)
+        compiled.add_running_shares(
+            (anchors[rows] @ right.T).numpy(),
+            rows.start,
+            temperature,
+            starts,
+            columns,
+            is_open,
+            floor,
+            *sums,
+        )
+        return sums
 
-
-def _running_share(
-    weights: torch.Tensor, total: torch.Tensor, counted: torch.Tensor, *, logs: bool
-) -> torch.Tensor:
-    """Sum over rows of the counted weights' running sum over the running total."""
-    if logs:
-        part = torch.logcumsumexp(weights.masked_fill(~counted, -torch.inf), dim=1)
-        return (part - total).exp().sum(dim=0)
-    return ((weights * counted).cumsum(dim=1) / total).sum(dim=0)
+    false_sum, worst_sum = np.zeros(rows_total - 1), np.zeros(rows_total - 1)
+    blocks = [
+        slice(first, min(first + _ROWS_AT_ONCE, num_anchors))
+        for first in range(0, num_anchors, _ROWS_AT_ONCE)
+    ]
+    for false, worst in in_turn(running_shares, blocks):
+        checkpoint()
+        false_sum += false
+        if unjudged is not None:
+            worst_sum += worst
+    false_share = np.clip(false_sum / num_anchors, 0.0, 1.0)
+    return WindowShares(
+        false_share, false_share if unjudged is None else np.clip(worst_sum / num_anchors, 0.0, 1.0)
+    )
