@@ -19,7 +19,7 @@ from probe_service.workspace import Population
 __all__ = ["References"]
 
 _FEWEST_BATCHES = 8
-_MOST_ROWS = 20_480
+_MOST_ROWS = 8_192
 """Rows behind each null and the noise series, at most: large batches' figures hardly differ from one another."""
 NOISE_PER_ROW = 3
 """The paper's M = 3 × batch size."""
