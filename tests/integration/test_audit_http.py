@@ -13,7 +13,7 @@ import pytest
 from probe_client import ApiError, JobFailed, ProbeClient
 from probe_service.audit import Audit, ItemKind
 from probe_service.jobs.audits import audit_job_id
-from probe_service.schemas import AuditAnswer, AuditQuestion
+from probe_service.schemas import DEFAULT_BUDGET, AuditAnswer, AuditQuestion
 from tests.integration.service_process import vectors_file
 
 ROWS, GROUPS = 240, 40
@@ -133,7 +133,7 @@ def test_true_labels_give_the_true_shares(service, client, world, job):
     assert client.audit_report(job) == report
     for share, verdict in zip(report.shares, report.verdicts, strict=True):
         assert share.estimate.low <= true_share(world, share.batch_size) <= share.estimate.high
-        assert (verdict.verdict == "pass") == (share.estimate.high <= 0.2)
+        assert (verdict.verdict == "pass") == (share.estimate.high <= DEFAULT_BUDGET)
     assert [share.batch_size for share in report.shares] == SIZES
     assert (report.labels.pairs_drawn, report.labels.contradictions, report.warnings) == (LABELS, [], [])
     assert report.judges == ["person"]
