@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import shutil
+import time
 from dataclasses import replace
 
 from pydantic import TypeAdapter
@@ -21,6 +22,8 @@ _REPEATS, _REFERENCES = 20, 4
 """Batches of each size in a look that decides nothing: it is to cost little beside encoding the next rows."""
 _SHOWN = frozenset(512 * 4**k for k in range(10))
 """Rows after which there is something new to show."""
+_WORTH_A_LOOK = 0.5
+"""Seconds of encoding since the last look, at least: rows whose vectors are kept already need no curve of their own."""
 _CURVE = TypeAdapter(list[CurvePoint])
 
 
@@ -36,6 +39,7 @@ class EarlyLooks:
     def __init__(self, work: Workspace, request: ProbeRequest, started: str) -> None:
         self._work, self._request = work, request
         self._started = dt.datetime.fromisoformat(started)
+        self._looked_at = time.monotonic()
 
     def due(self, wave: Wave) -> bool:
         """Whether to look after a wave: at four times as many rows each time, and where one may stop after any wave."""
@@ -50,7 +54,10 @@ class EarlyLooks:
             following: How many will be after the next wave.
         """
         request, scratch = self._request, self._work.scratch
-        curve = self._measure(rows) if rows in _SHOWN or request.target_width is not None else []
+        waited = time.monotonic() - self._looked_at >= _WORTH_A_LOOK
+        wanted = request.target_width is not None or (rows in _SHOWN and waited)
+        curve = self._measure(rows) if wanted else []
+        self._looked_at = time.monotonic()
         scratch.save_text(_file(rows), _CURVE.dump_json(curve).decode())
         widest = self._widest(curve, rows)
         reason = None

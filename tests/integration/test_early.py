@@ -10,6 +10,7 @@ import pytest
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
 
+from probe_service import early as early_module
 from probe_service.probe import probe
 from probe_service.settings import Settings
 from tests.unit.encode.checkpoints import write_checkpoint
@@ -57,7 +58,8 @@ def vectors_stored(home) -> int:
         return connection.execute("SELECT count(*) FROM vectors").fetchone()[0]
 
 
-def test_the_first_rows_tell_what_all_rows_will(corpus, tmp_path):
+def test_the_first_rows_tell_what_all_rows_will(corpus, tmp_path, monkeypatch):
+    monkeypatch.setattr(early_module, "_WORTH_A_LOOK", 0.0)  # this encoder takes no time
     report, seen = run(corpus, tmp_path / "home", batch_sizes=(8, 16, 32, 64), corpus={"max_rows": ROWS})
     early = [(rows, sizes, curve) for rows, sizes, curve, _ in seen if rows is not None]
     # Sizes up to a twentieth of the rows have intervals.
@@ -76,6 +78,11 @@ def test_the_first_rows_tell_what_all_rows_will(corpus, tmp_path):
                 held += estimate.low <= true.value <= estimate.high
                 widths += 1
     assert held >= widths - 2, "95% intervals of correlated looks"
+    # Where the vectors are there already, nobody waits for them, and there is nothing to show meanwhile.
+    monkeypatch.undo()
+    again, seen_again = run(corpus, tmp_path / "home", batch_sizes=(8, 16, 32, 64), corpus={"max_rows": ROWS})
+    assert all(rows is None for rows, *_ in seen_again)
+    assert again.curve == report.curve
     # The finished report does not depend on having been watched: each point is the last that was told.
     assert [curve for rows, _, curve, _ in seen if rows is None][-1] == report.curve
 
