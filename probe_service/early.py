@@ -34,9 +34,11 @@ class EarlyLooks:
         work: The rows.
         request: What was asked.
         started: When the probe started, in ISO 8601.
+        seconds_before: What reading and loading took since then.
     """
 
-    def __init__(self, work: Workspace, request: ProbeRequest, started: str) -> None:
+    def __init__(self, work: Workspace, request: ProbeRequest, started: str, seconds_before: float) -> None:
+        self._seconds_before = seconds_before
         self._work, self._request = work, request
         self._started = dt.datetime.fromisoformat(started)
         self._looked_at = time.monotonic()
@@ -148,7 +150,10 @@ class EarlyLooks:
         """Whether encoding up to `rows` rows and measuring them would take too long."""
         elapsed = (dt.datetime.now(dt.UTC) - self._started).total_seconds()
         assert self._request.max_seconds is not None
-        return elapsed * rows / encoded + _measuring_seconds(rows) > self._request.max_seconds
+        largest = max(self._request.batch_sizes or (DEFAULT_LARGEST_SIZE,))
+        before = min(self._seconds_before, elapsed)
+        encoding = (elapsed - before) * rows / encoded
+        return before + encoding + _measuring_seconds(rows, largest) > self._request.max_seconds
 
 
 def _deciding(point: CurvePoint) -> list[Estimate]:
@@ -159,9 +164,9 @@ def _deciding(point: CurvePoint) -> list[Estimate]:
     return [estimate for estimate in (*shares, point.top_k_mean) if estimate is not None]
 
 
-def _measuring_seconds(rows: int) -> float:
-    """A guess of what measuring so many rows takes on two cores."""
-    return 5.0 + 1e-4 * rows + 5e-8 * rows**2
+def _measuring_seconds(rows: int, largest_size: int) -> float:
+    """A guess of what measuring so many rows takes on two cores (benchmarks/scaling.py)."""
+    return 3.0 + 6e-4 * rows + 1e-8 * rows**2 + 3e-3 * largest_size
 
 
 def _file(rows: int) -> str:

@@ -127,7 +127,7 @@ def run_probe(
     clock.begin(Phase.LOADING, 1, "encoders")
     if read["parts"]:
         clock.step("load the encoder", work.load)
-    early = EarlyLooks(work, request, started)
+    early = EarlyLooks(work, request, started, sum(clock.seconds.values()))
     waves = [Wave(**wave) for wave in read["waves"]]
     clock.begin(Phase.ENCODING, read["parts"] + 1, "parts")
     encoded, stopped = 0, False
