@@ -231,25 +231,15 @@ class ModuleEncoder:
         """The threads that run the model; on a CPU they share its cores out among them."""
         import torch
 
+        from probe_service.cores import pool_on_cores
+
         if self._kind == "gpu":
             return ThreadPoolExecutor(self._calls_at_once)
         # glibc returns freed memory to the kernel at once, and every call would pay for getting it again, until it has seen
         # a block of this size freed.
         torch.empty(_KEPT_BYTES, dtype=torch.uint8)
         cores = torch.get_num_threads()
-        threads = ThreadPoolExecutor(
-            self._calls_at_once,
-            initializer=_share_cores,
-            initargs=(max(cores // self._calls_at_once, 1),),
-        )
-        # torch's setting holds for the thread that makes it, but threads begun later start with the last one made. So
-        # let them all begin, and make the old one again.
-        begun = threading.Barrier(self._calls_at_once + 1)
-        for _ in range(self._calls_at_once):
-            threads.submit(begun.wait)
-        begun.wait()
-        torch.set_num_threads(cores)
-        return threads
+        return pool_on_cores(self._calls_at_once, max(cores // self._calls_at_once, 1), name="encode")
 
     def _batches(self, texts: Sequence[str]) -> Iterator[_Batch]:
         """Tokenize a window of texts at a time, shortest first, and cut it into batches of similar length."""
@@ -384,13 +374,6 @@ def _moved(value: Any, device: torch.device) -> Any:
     if not isinstance(value, torch.Tensor) or device.type == "cpu":
         return value
     return (value.pin_memory() if device.type == "cuda" else value).to(device, non_blocking=True)
-
-
-def _share_cores(threads: int) -> None:
-    import torch
-
-    torch.set_num_threads(threads)
-    torch.get_num_threads()  # a thread takes the common setting, whatever it is then, when it first asks
 
 
 def _readable(texts: Sequence[str]) -> tuple[list[str], list[int]]:

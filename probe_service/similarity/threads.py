@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,6 +11,8 @@ from typing import TypeVar
 
 import torch
 from threadpoolctl import ThreadpoolController
+
+from probe_service.cores import pool_on_cores
 
 __all__ = ["in_turn"]
 
@@ -51,22 +52,9 @@ def _controller() -> ThreadpoolController:
     return ThreadpoolController()
 
 
-def _work_alone() -> None:
-    torch.set_num_threads(1)
-    torch.get_num_threads()  # a thread takes the common setting, whatever it is then, when it first asks
-
-
 @cache
 def _pool(threads: int) -> ThreadPoolExecutor:
-    pool = ThreadPoolExecutor(threads, thread_name_prefix="search", initializer=_work_alone)
-    # Threads begun later, and those that have not yet asked, start with the last setting made. So let them all begin, and
-    # make the old one again.
-    begun = threading.Barrier(threads + 1)
-    for _ in range(threads):
-        pool.submit(begun.wait)
-    begun.wait()
-    torch.set_num_threads(threads)
-    return pool
+    return pool_on_cores(threads, 1, name="search")
 
 
 os.register_at_fork(after_in_child=_pool.cache_clear)  # threads do not live on in a child
