@@ -131,14 +131,10 @@ class ListedCurve:
         checkpoint = self._scratch.checkpoint
         batches = self._population.plan.batches(self._size, WHOLE, part.first, part.count)
         listed, unknown = self._listing.result
-        found = measure_subsets(
-            listed, batches, k=self._k, thresholds=SIMILARITY_THRESHOLDS, checkpoint=checkpoint
-        )
+        found = measure_subsets(listed, batches, k=self._k, checkpoint=checkpoint)
         masked = measure_subsets(unknown, batches, k=self._k, checkpoint=checkpoint)
-        # Where a threshold lies below the whole list, any listed pair of a batch is above it.
-        any_above = np.where(
-            np.isnan(found.pairs_above), ~np.isnan(found.top_k[:, :1]), found.pairs_above > 0
-        ).astype(np.float64)
+        # A batch without any pair has none above.
+        any_above = (found.top_k[:, :1] >= np.array(SIMILARITY_THRESHOLDS)).astype(np.float64)
         columns = {"top_k": found.top_k, "masked_top_k": masked.top_k, "any_above": any_above}
         direct = found.too_short | masked.too_short
         if direct.any():
