@@ -7,13 +7,11 @@ import sqlite3
 
 import numpy as np
 import pytest
-from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
 
 from probe_service import early as early_module
 from probe_service.probe import probe
 from probe_service.settings import Settings
-from tests.unit.encode.checkpoints import write_checkpoint
+from tests.unit.encode.checkpoints import save_sentence_model
 
 ROWS = 6000
 WORDS = "the a cat sat on mat dogs run in park words and rest".split()  # noqa: SIM905
@@ -23,9 +21,7 @@ WORDS = "the a cat sat on mat dogs run in park words and rest".split()  # noqa: 
 def corpus(tmp_path_factory):
     """Sentences of a tiny random BERT's words, each with the group of its first two words: 13² meanings."""
     folder = tmp_path_factory.mktemp("early")
-    base = write_checkpoint(folder, "some/bert", "bert", weights="model.safetensors")
-    modules = [Transformer(str(base)), Pooling(32, "mean"), Normalize()]
-    SentenceTransformer(modules=modules, device="cpu").save(str(folder / "model"), create_model_card=False)
+    save_sentence_model(folder)
     rng = np.random.default_rng(0)
     with (folder / "rows.jsonl").open("w") as lines:
         for row in range(ROWS):

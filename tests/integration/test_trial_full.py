@@ -14,12 +14,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
 
 from probe_service.cli import _run
 from probe_service.schemas import TrialReport
-from tests.unit.encode.checkpoints import write_checkpoint
+from tests.unit.encode.checkpoints import save_sentence_model
 
 WORDS = ["the", "a", "cat", "sat", "on", "mat", "dogs", "run", "in", "park", "words", "and", "rest"]
 TASKS = ["sts12", "sts13", "sts14", "sts15", "sts16", "stsb", "sick"]
@@ -38,9 +36,7 @@ def sentence(rng, length=5) -> str:
 def folder(tmp_path_factory):
     """A tiny random BERT, sentences, pairs with groups, and STS tasks in which shared words make pairs alike."""
     folder = tmp_path_factory.mktemp("full")
-    base = write_checkpoint(folder, "some/bert", "bert", weights="model.safetensors")
-    modules = [Transformer(str(base)), Pooling(32, "mean"), Normalize()]
-    SentenceTransformer(modules=modules, device="cpu").save(str(folder / "model"), create_model_card=False)
+    save_sentence_model(folder)
     rng = np.random.default_rng(0)
     with (folder / "sentences.jsonl").open("w") as lines:
         lines.writelines(json.dumps({"text": sentence(rng)}) + "\n" for _ in range(64))

@@ -104,6 +104,17 @@ def write_checkpoint(
     return folder
 
 
+def save_sentence_model(folder: Path) -> Path:
+    """Save a tiny random BERT with mean pooling and unit vectors as sentence-transformers saves models."""
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
+
+    base = write_checkpoint(folder, "some/bert", "bert", weights="model.safetensors")
+    modules = [Transformer(str(base)), Pooling(32, "mean"), Normalize()]
+    SentenceTransformer(modules=modules, device="cpu").save(str(folder / "model"), create_model_card=False)
+    return folder / "model"
+
+
 def vectors_of_transformers(folder: Path, texts: list[str], max_length: int, pick: str) -> np.ndarray:
     """One text at a time through AutoModel: `pick` is pooler_output or first_token; then unit length."""
     import torch
