@@ -26,7 +26,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-COMMIT = "0" * 39 + "1"
+from random_roberta import save_tokenizer, write_random_roberta
+
 TOP_K = 4
 SMALLEST_DIFFERENCE = 1e-11
 """Cosines that differ by less are taken for ties: float64 rounds them by the order of additions."""
@@ -438,29 +439,9 @@ def texts_of(count: int, mean_words: float, seed: int) -> list[str]:
 
 def write_checkpoint(cache: Path, sizes: Sizes) -> None:
     """Write a RoBERTa of random weights and a byte-level BPE tokenizer as simcse-roberta-large, in the hub's cache layout."""
-    import torch
     from tokenizers import ByteLevelBPETokenizer, processors
-    from transformers import PreTrainedTokenizerFast, RobertaConfig, RobertaModel
 
-    repository = cache / "models--princeton-nlp--sup-simcse-roberta-large"
-    folder = repository / "snapshots" / COMMIT
-    folder.mkdir(parents=True)
-    (repository / "refs").mkdir()
-    (repository / "refs" / "main").write_text(COMMIT)
-    torch.manual_seed(0)
-    config = RobertaConfig(
-        vocab_size=sizes.vocabulary,
-        hidden_size=sizes.width,
-        num_hidden_layers=sizes.layers,
-        num_attention_heads=sizes.width // 64 or 1,
-        intermediate_size=4 * sizes.width,
-        max_position_embeddings=514,
-        type_vocab_size=1,
-        layer_norm_eps=1e-5,
-        pad_token_id=1,
-    )
-    config.save_pretrained(folder)
-    torch.save(RobertaModel(config).state_dict(), folder / "pytorch_model.bin")
+    folder = write_random_roberta(cache, layers=sizes.layers, width=sizes.width, vocabulary=sizes.vocabulary)
     tokenizer = ByteLevelBPETokenizer()
     special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
     tokenizer.train_from_iterator(
@@ -471,16 +452,7 @@ def write_checkpoint(cache: Path, sizes: Sizes) -> None:
     )
     inner = tokenizer._tokenizer
     inner.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0))
-    PreTrainedTokenizerFast(
-        tokenizer_object=inner,
-        cls_token="<s>",
-        bos_token="<s>",
-        pad_token="<pad>",
-        sep_token="</s>",
-        eos_token="</s>",
-        unk_token="<unk>",
-        mask_token="<mask>",
-    ).save_pretrained(folder)
+    save_tokenizer(inner, folder, mask_token="<mask>")
 
 
 def time_encoding(bench: Bench, cache: Path, peak: dict[str, float]) -> None:

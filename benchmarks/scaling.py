@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+from search import clustered_rows
 
 from probe_service import probe
 
@@ -25,10 +26,7 @@ VARIED = {"n": (2_500, 5_000, 10_000, 20_000), "N": (64, 256, 1024, 4096), "d": 
 
 
 def write_rows(file: Path, rows: int, width: int) -> None:
-    rng = np.random.default_rng(0)
-    centres = rng.standard_normal((rows // 10, width), dtype=np.float32)
-    vectors = rng.standard_normal((rows, width), dtype=np.float32)
-    vectors += np.float32(0.9) * centres[rng.integers(0, len(centres), rows)]
+    vectors = clustered_rows(rows, width, np.random.default_rng(0))
     np.savez(file, embeddings=vectors, id=np.arange(rows).astype(str))
 
 

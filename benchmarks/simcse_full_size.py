@@ -14,7 +14,8 @@ import tempfile
 import time
 from pathlib import Path
 
-COMMIT = "0" * 39 + "1"
+from random_roberta import save_tokenizer, write_random_roberta
+
 LARGEST_DIFFERENCE = 1e-5
 WORDS = (
     "how",
@@ -37,30 +38,9 @@ SENTENCES = [f"{' '.join((WORDS * 3)[start : 2 * start + 3])} ?" for start in ra
 
 def write_checkpoint(cache: Path) -> Path:
     """Write the random checkpoint and a tokenizer whose few words lie within a vocabulary of 50,265."""
-    import torch
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
-    from transformers import PreTrainedTokenizerFast, RobertaConfig, RobertaModel
 
-    repository = cache / "models--princeton-nlp--sup-simcse-roberta-large"
-    folder = repository / "snapshots" / COMMIT
-    folder.mkdir(parents=True)
-    (repository / "refs").mkdir()
-    (repository / "refs" / "main").write_text(COMMIT)
-    torch.manual_seed(0)
-    config = RobertaConfig(
-        vocab_size=50265,
-        hidden_size=1024,
-        num_hidden_layers=24,
-        num_attention_heads=16,
-        intermediate_size=4096,
-        max_position_embeddings=514,
-        type_vocab_size=1,
-        layer_norm_eps=1e-5,
-        pad_token_id=1,
-    )
-    model = RobertaModel(config)
-    config.save_pretrained(folder)
-    torch.save(model.state_dict(), folder / "pytorch_model.bin")
+    folder = write_random_roberta(cache, layers=24, width=1024, vocabulary=50_265)
     special = ["<s>", "<pad>", "</s>", "<unk>"]
     vocabulary = {word: index for index, word in enumerate([*special, *WORDS, "?"])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
@@ -68,15 +48,7 @@ def write_checkpoint(cache: Path) -> Path:
     tokenizer.post_processor = processors.TemplateProcessing(
         single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
     )
-    PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        cls_token="<s>",
-        bos_token="<s>",
-        pad_token="<pad>",
-        sep_token="</s>",
-        eos_token="</s>",
-        unk_token="<unk>",
-    ).save_pretrained(folder)
+    save_tokenizer(tokenizer, folder)
     return folder
 
 
