@@ -86,7 +86,11 @@ class ProgressLine:
         progress = job.progress
         if progress is None:
             return
-        sizes = f", sizes up to {progress.curve[-1].batch_size} measured" if progress.curve else ""
+        sizes = ""
+        if progress.curve_rows is not None:
+            sizes = f", a first curve from {progress.curve_rows} rows"
+        elif progress.curve:
+            sizes = f", sizes up to {progress.curve[-1].batch_size} measured"
         line = f"{progress.phase}: {progress.done} of {progress.total} {progress.unit}{sizes}"
         if self._rewrites:
             print(f"\r\033[K  {progress.fraction:4.0%}  {line}", end="", file=sys.stderr, flush=True)
