@@ -10,9 +10,9 @@ from dataclasses import replace
 from pydantic import TypeAdapter
 
 from probe_service.errors import CorpusError
-from probe_service.estimate import SUB_POOLS, MatchedGaussian, borrowed_curve
-from probe_service.measure import References, Shares
-from probe_service.reporting import AtSize
+from probe_service.estimate import SUB_POOLS, borrowed_curve
+from probe_service.measure import Shares, run_all
+from probe_service.reporting import at_sizes
 from probe_service.schemas import CurvePoint, EarlyStop, Estimate, ProbeRequest, SamplerKind
 from probe_service.workspace import DEFAULT_LARGEST_SIZE, Wave, Workspace
 
@@ -92,12 +92,11 @@ class EarlyLooks:
     def _measure(self, rows: int) -> list[CurvePoint]:
         request = self._request
         sampler = request.sampler
-        devices = sampler.world_size if sampler.gather else 1
         sizes = request.batch_sizes and tuple(
             size for size in request.batch_sizes if size <= rows // SUB_POOLS
         )
         # Another sampler's batches depend on all rows.
-        if sampler.kind is not SamplerKind.RANDOM or sizes == () or rows // SUB_POOLS < 2 * devices:
+        if sampler.kind is not SamplerKind.RANDOM or sizes == () or rows // SUB_POOLS < 2 * sampler.devices:
             return []
         changes: dict[str, object] = {"batch_sizes": sizes, "method": "sampled", "dropout_views": False}
         if request.target_width is None:
@@ -112,31 +111,20 @@ class EarlyLooks:
             population = replace(population, plan=replace(population.plan, min_anchors=0))
         borrowed = borrowed_curve(work.encoder_info.name, work.encoder_info.revision)
         shares = Shares(population, work.sizes, asked, work.training_rows, borrowed, work.scratch)
-        sides = [side for side in (population.anchors, population.positives) if side is not None]
-        gaussians = [MatchedGaussian.fit(side) for side in sides]
         points = []
-        for size in work.sizes:
-            references = References(
-                population,
-                gaussians,
-                size,
-                temperature=asked.temperature,
-                k=asked.top_k,
-                scratch=work.scratch,
-                most_batches=_REFERENCES,
-            )
-            at_size = AtSize(shares.batches(size), references, None, shares)
-            for task in at_size.tasks:
-                for part in task.parts():
-                    task.run(part)
+        for at_size in at_sizes(shares, work.sizes, asked, work.scratch, most_batches=_REFERENCES):
+            run_all(at_size.tasks)
             points.append(at_size.point())
         shutil.rmtree(work.scratch.folder)
         return points
 
+    @property
+    def _largest(self) -> int:
+        return max(self._request.batch_sizes or (DEFAULT_LARGEST_SIZE,))
+
     def _widest(self, curve: list[CurvePoint], rows: int) -> float | None:
         """The widest interval of the similarity curve and S; None unless every size wanted has one."""
-        largest = max(self._request.batch_sizes or (DEFAULT_LARGEST_SIZE,))
-        if not curve or largest > rows // SUB_POOLS:
+        if not curve or self._largest > rows // SUB_POOLS:
             return None
         widths = [
             estimate.high - estimate.low
@@ -150,10 +138,9 @@ class EarlyLooks:
         """Whether encoding up to `rows` rows and measuring them would take too long."""
         elapsed = (dt.datetime.now(dt.UTC) - self._started).total_seconds()
         assert self._request.max_seconds is not None
-        largest = max(self._request.batch_sizes or (DEFAULT_LARGEST_SIZE,))
         before = min(self._seconds_before, elapsed)
         encoding = (elapsed - before) * rows / encoded
-        return before + encoding + _measuring_seconds(rows, largest) > self._request.max_seconds
+        return before + encoding + _measuring_seconds(rows, self._largest) > self._request.max_seconds
 
 
 def _deciding(point: CurvePoint) -> list[Estimate]:

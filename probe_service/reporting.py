@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -18,7 +19,16 @@ from probe_service.describe import (
     warnings,
 )
 from probe_service.estimate import MatchedGaussian, borrowed_curve, curve_point, starvation_floor
-from probe_service.measure import Batches, Histograms, ListedCurve, References, Shares, SimilarPairs, Task
+from probe_service.measure import (
+    MOST_BATCHES,
+    Batches,
+    Histograms,
+    ListedCurve,
+    References,
+    Shares,
+    SimilarPairs,
+    Task,
+)
 from probe_service.remedies import Remedies, training_snippet
 from probe_service.schemas import (
     BatchSizeLimit,
@@ -29,10 +39,11 @@ from probe_service.schemas import (
     RunInfo,
     StarvationFloor,
 )
+from probe_service.scratch import Scratch
 from probe_service.snippets import drop_rows
 from probe_service.workspace import Population, Workspace
 
-__all__ = ["AtSize", "Measurement", "make_report"]
+__all__ = ["Measurement", "at_sizes", "make_report"]
 
 SHOWN_PAIRS = 20
 
@@ -74,6 +85,44 @@ class AtSize:
         )
 
 
+def at_sizes(
+    shares: Shares,
+    sizes: Sequence[int],
+    request: ProbeRequest,
+    scratch: Scratch,
+    most_batches: int = MOST_BATCHES,
+) -> list[AtSize]:
+    """Set out what gives the points of a curve.
+
+    Args:
+        shares: Of the rows.
+        sizes: Batch sizes.
+        request: What was asked.
+        scratch: Where results go.
+        most_batches: Behind each null and the noise series.
+    """
+    population = shares.population
+    sides = [side for side in (population.anchors, population.positives) if side is not None]
+    gaussians = [MatchedGaussian.fit(side) for side in sides]
+    return [
+        AtSize(
+            shares.batches(size),
+            References(
+                population,
+                gaussians,
+                size,
+                temperature=request.temperature,
+                k=request.top_k,
+                scratch=scratch,
+                most_batches=most_batches,
+            ),
+            shares.listed_curve(size),
+            shares,
+        )
+        for size in sizes
+    ]
+
+
 class Measurement:
     """The tasks of one probe.
 
@@ -91,12 +140,7 @@ class Measurement:
         if 2 <= len(work.distinct_rows) < len(population):
             self.distinct = self._shares_of(work.distinct_population, work.distinct_rows, detailed=False)
         self.pairs, self.histograms = SimilarPairs(work, request), Histograms(population, work.scratch)
-        gaussians = [
-            MatchedGaussian.fit(side)
-            for side in (population.anchors, population.positives)
-            if side is not None
-        ]
-        self.at_sizes = [self._at_size(size, gaussians) for size in work.sizes]
+        self.at_sizes = at_sizes(self.shares, work.sizes, request, work.scratch)
 
     @property
     def first(self) -> list[Task]:
@@ -129,17 +173,6 @@ class Measurement:
             work.scratch,
             detailed=detailed,
         )
-
-    def _at_size(self, size: int, gaussians: list[MatchedGaussian]) -> AtSize:
-        references = References(
-            self.work.population,
-            gaussians,
-            size,
-            temperature=self.request.temperature,
-            k=self.request.top_k,
-            scratch=self.work.scratch,
-        )
-        return AtSize(self.shares.batches(size), references, self.shares.listed_curve(size), self.shares)
 
 
 def make_report(

@@ -158,6 +158,11 @@ class SamplerOptions(Noun):
         SamplerKind.RANDOM, description="How `grouped` fills the batches of one source."
     )
 
+    @property
+    def devices(self) -> int:
+        """Devices whose rows are compared with each other."""
+        return self.world_size if self.gather else 1
+
 
 class LossOptions(Noun):
     """Which terms the loss compares, as in sentence-transformers' MultipleNegativesRankingLoss."""

@@ -670,7 +670,7 @@ class Workspace:
         whole = info.rows_encoded == info.rows_usable
         largest = info.rows_encoded if whole else max(2, info.rows_encoded // SUB_POOLS)
         powers = [2**e for e in range(1, 11) if 2**e <= min(largest, DEFAULT_LARGEST_SIZE)]
-        devices = self._devices
+        devices = self._request.sampler.devices
         # N rows a step are N / devices a device, and a device's batch has two rows at least.
         fitting = [size for size in powers if size % devices == 0 and size >= 2 * devices]
         if not fitting:
@@ -689,15 +689,9 @@ class Workspace:
             for number in range(_TRIAL_EPOCHS)
         )
 
-    @property
-    def _devices(self) -> int:
-        """Devices whose rows are compared with each other."""
-        sampler = self._request.sampler
-        return sampler.world_size if sampler.gather else 1
-
     def _divisible(self, size: int) -> int:
         """The size, if it is a whole number of rows for each device."""
-        devices = self._devices
+        devices = self._request.sampler.devices
         if size % devices or (devices > 1 and size < 2 * devices):
             raise RequestError(
                 "batch_size_not_divisible",

@@ -11,11 +11,12 @@ from probe_service.measure.batches import Batches
 from probe_service.measure.draws import EpochDraws, no_full_batch
 from probe_service.measure.listed import ListedCurve
 from probe_service.measure.pairs import Histograms, SimilarPairs
-from probe_service.measure.references import References
+from probe_service.measure.references import MOST_BATCHES, References
 from probe_service.measure.shares import Shares
-from probe_service.measure.task import Task
+from probe_service.measure.task import Task, run_all
 
 __all__ = [
+    "MOST_BATCHES",
     "AllPairs",
     "AllPairsInDetail",
     "Batches",
@@ -27,4 +28,5 @@ __all__ = [
     "SimilarPairs",
     "Task",
     "no_full_batch",
+    "run_all",
 ]

@@ -16,11 +16,12 @@ from probe_service.scratch import Scratch
 from probe_service.similarity import batch_top_k, noise_similarity
 from probe_service.workspace import Population
 
-__all__ = ["References"]
+__all__ = ["MOST_BATCHES", "References"]
 
-_FEWEST_BATCHES = 8
-_MOST_ROWS = 8_192
-"""Rows behind each null and the noise series, at most: large batches' figures hardly differ from one another."""
+MOST_BATCHES = 20
+"""Batches behind each null and the noise series: t with 19 degrees of freedom. Fewer of large batches, …"""
+_MOST_ROWS, _FEWEST_BATCHES = 8_192, 8
+"""… whose figures hardly differ from one another: no more rows than these, in no fewer batches."""
 NOISE_PER_ROW = 3
 """The paper's M = 3 × batch size."""
 
@@ -55,7 +56,7 @@ class References:
         temperature: float,
         k: int,
         scratch: Scratch,
-        most_batches: int = 20,
+        most_batches: int,
     ) -> None:
         self._most_batches = most_batches
         self._population, self._gaussians, self.size = population, gaussians, size

@@ -64,7 +64,7 @@ class Shares:
         )
         self.draws = draws_for(sampler, rows, plan)
         plain = self.softmaxes.plain and sampler.kind is SamplerKind.RANDOM
-        devices = sampler.world_size if sampler.gather else 1
+        devices = sampler.devices
         self.setting = Setting(
             evidence=population.evidence,
             plan=plan,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Protocol
 
-__all__ = ["STEP_SECONDS", "Task", "batch_seconds"]
+__all__ = ["STEP_SECONDS", "Task", "batch_seconds", "run_all"]
 
 STEP_SECONDS = 1.0
 """Work that one part is cut to, by a cautious guess."""
@@ -25,6 +26,13 @@ class Task(Protocol):
 
     def run(self, part: Any) -> None:
         """Measure one part and leave its file."""
+
+
+def run_all(tasks: Iterable[Task]) -> None:
+    """Run every part of the tasks, here and now."""
+    for task in tasks:
+        for part in task.parts():
+            task.run(part)
 
 
 def batch_seconds(

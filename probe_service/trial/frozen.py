@@ -9,7 +9,7 @@ import numpy as np
 
 from probe_service.errors import RequestError
 from probe_service.estimate import Evidence
-from probe_service.measure import Shares
+from probe_service.measure import Shares, run_all
 from probe_service.schemas import Estimate, HeldOutRows, Phase, ReportWarning, TrialRequest
 from probe_service.scratch import Scratch
 from probe_service.trial.head import FrozenRows
@@ -150,9 +150,7 @@ class FrozenCorpus:
             None,
             Scratch(work.scratch.file(f"shares-T{temperature:g}"), work.scratch.checkpoint),
         )
-        for task in shares.tasks():
-            for part in task.parts():
-                task.run(part)
+        run_all(shares.tasks())
         scan = shares.scan
         if scan is None:
             return {}
