@@ -108,23 +108,21 @@ class DecompositionAccumulator:
         """
         count, k, bins = by_source.shape
         block = self._integral.block(Counts(by_source.sum(axis=1)))
-        mass = block.mass(Counts(by_source.reshape(count * k, bins))).reshape(count, k, -1)
+        mass = block.mass(Counts(by_source.swapaxes(0, 1).reshape(k * count, bins))).reshape(-1, k, count)
         anchor_source = self._sources[rows]
         belongs = (anchor_source[None, :] == np.arange(k)[:, None]).astype(np.float64)
         cell = self._sources[known_anchor] * k + self._sources[known_candidate]
         found = np.zeros((len(self._sizes), len(known_anchor)))
         for at, size in enumerate(self._sizes):
             checkpoint()
-            coefficients = block.coefficients(block.survival(size), size)
-            points = coefficients.shape[1]
-            push: Floats = np.einsum("rkg,rg->rk", mass[:, :, :points], coefficients).astype(np.float64)
+            push = block.received([size], list(mass.swapaxes(0, 1)))[:, 0].T
             total = push.sum(axis=1, keepdims=True)
             scale = np.divide(1.0, total, out=np.zeros_like(total), where=total > 0)
             self.push[at] += belongs @ (push * scale)
             if not len(known_anchor):
                 continue
             lowest, highest = int(known_bin.min()), int(known_bin.max()) + 1
-            of_bin = (coefficients * scale) @ block.push[lowest:highest, :points].T
+            of_bin = block.by_bin(size, slice(lowest, highest)) * scale
             false = of_bin[known_anchor - rows.start, known_bin - lowest]
             self.by_anchor[at] += np.bincount(known_anchor, false, minlength=self._rows)
             self.by_candidate[at] += np.bincount(known_candidate, false, minlength=self._rows)

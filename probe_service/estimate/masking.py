@@ -23,7 +23,6 @@ from probe_service.estimate.integral import (
     Histograms,
     PushIntegral,
     Singles,
-    received,
 )
 
 __all__ = ["Mask", "MaskAccumulator", "MaskEffect"]
@@ -135,7 +134,7 @@ class MaskAccumulator:
         """Take in the histograms of a block of anchors, as `ShareAccumulator.add` does."""
         everything = Counts(candidates)
         before = self._integral.block(everything)
-        total, false = before.mass(everything), before.mass(Counts(known))
+        masses = [before.mass(everything), before.mass(Counts(known))]
         masked = [
             _Masked.of(
                 mask.keeps(self._centres, own, len(candidates)),
@@ -149,20 +148,18 @@ class MaskAccumulator:
         ]
         for each, sums in zip(masked, self._sums, strict=True):
             sums[6] += each.hidden.sum()
-        for at, size in enumerate(self._scan.sizes):
+        checkpoint()
+        masses += [mass for each in masked for mass in (each.total, each.false)]
+        total, *layers = before.received(self._scan.sizes, masses)
+        usual, *left = np.stack(layers) * _inverse(total)
+        for each, open_total, open_false, sums in zip(masked, left[::2], left[1::2], self._sums, strict=True):
             checkpoint()
-            coefficients = before.coefficients(before.survival(size), size)
-            scale = _inverse(received(total, coefficients))
-            usual = received(false, coefficients) * scale
-            for each, sums in zip(masked, self._sums, strict=True):
-                open_false = received(each.false, coefficients) * scale
-                open_total = received(each.total, coefficients) * scale
-                sums[3, at] += (1.0 - open_total - usual + open_false).sum()
-                sums[4, at] += (usual - open_false).sum()
-                sums[5, at] += usual.sum()
-                pushes, shares = each.after_masking(size)
-                sums[0, at] += pushes.sum()
-                sums[1:3, at] += shares @ pushes
+            pushes, shares = each.after_masking(self._scan.sizes)
+            sums[0] += pushes.sum(axis=1)
+            sums[1:3] += (shares * pushes).sum(axis=2)
+            sums[3] += (1.0 - open_total - usual + open_false).sum(axis=1)
+            sums[4] += (usual - open_false).sum(axis=1)
+            sums[5] += usual.sum(axis=1)
 
 
 @dataclass(frozen=True)
@@ -172,7 +169,7 @@ class _Masked:
     Args:
         hidden: (r,) masked candidates.
         after: What the others receive.
-        total, false, worst: (r, g) the summed push of all that stay, of known false negatives among them, and of those and
+        total, false, worst: (g, r) the summed push of all that stay, of known false negatives among them, and of those and
             what the worst case counts.
     """
 
@@ -204,12 +201,12 @@ class _Masked:
             false if worst is None else before.mass(Counts(worst * kept)),
         )
 
-    def after_masking(self, size: int) -> tuple[Floats, Floats]:
-        """Return (r,) P(an anchor pushes at all), and (2, r) its shares on known false negatives and in the worst case."""
-        coefficients = self.after.coefficients(self.after.survival(size), size)
-        scale = _inverse(received(self.total, coefficients))
-        shares = np.stack([received(part, coefficients) * scale for part in (self.false, self.worst)])
-        return 1.0 - _all_drawn_from(self.hidden, self.after.candidates_each[:, 0], size - 1), shares
+    def after_masking(self, sizes: Sequence[float]) -> tuple[Floats, Floats]:
+        """Return (sizes, r) P(an anchor pushes at all), and (2, sizes, r) its shares on known false negatives, and worst."""
+        total, *false = self.after.received(sizes, [self.total, self.false, self.worst])
+        candidates = self.after.candidates_each
+        idle = np.stack([_all_drawn_from(self.hidden, candidates, size - 1) for size in sizes])
+        return 1.0 - idle, np.stack(false) * _inverse(total)
 
 
 def _inverse(total: Floats) -> Floats:
@@ -217,7 +214,7 @@ def _inverse(total: Floats) -> Floats:
     return np.divide(1.0, total, out=np.zeros_like(total), where=total > 0)
 
 
-def _all_drawn_from(some: Floats, candidates: Floats, drawn: int) -> Floats:
+def _all_drawn_from(some: Floats, candidates: Floats, drawn: float) -> Floats:
     """P(all of `drawn` candidates are among `some` of them), C(some, drawn) / C(candidates, drawn)."""
     possible = some >= drawn
     log_share = np.full(len(some), -np.inf)
