@@ -31,7 +31,7 @@ import torch
 from scipy import stats
 from scipy.interpolate import CubicSpline
 
-from probe_service.encode import LoadedEncoder, VectorCache, encode_with_cache, load_encoder
+from probe_service.encode import CheckedEncoder, VectorCache, encode_with_cache, load_encoder
 from probe_service.estimate.audit import (
     AuditDesign,
     CheckCounts,
@@ -223,7 +223,7 @@ def main() -> None:
     print_holm(cells)
 
 
-def print_limits(given: argparse.Namespace, loaded: LoadedEncoder, cache: VectorCache) -> None:
+def print_limits(given: argparse.Namespace, loaded: CheckedEncoder, cache: VectorCache) -> None:
     """Print how n_max compares with the truth."""
     print(
         "| set | labels | budget | true n_max | median n_max | above the truth | p (above .025) |\n"

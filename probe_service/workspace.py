@@ -31,7 +31,7 @@ from probe_service.corpus import (
     softmax_candidates,
 )
 from probe_service.encode import (
-    LoadedEncoder,
+    CheckedEncoder,
     VectorCache,
     default_encoder_name,
     dropout_similarities,
@@ -232,7 +232,10 @@ class Workspace:
         }
 
     def load(self) -> dict[str, Any]:
-        """Load the encoder and make sure that it passes its check."""
+        """Make sure that the encoder passes its check; load it if a text has no vector yet."""
+        if not all(map(self._cache.holds, self._texts)):
+            # At the first use it would be loaded as well, but that time would pass for time to encode.
+            _ = self._encoder.encoder
         return {"dimension": self._encoder.info.dimension, "fingerprint": self._encoder.info.fingerprint}
 
     def encode(self, part: int) -> dict[str, Any]:
@@ -532,7 +535,7 @@ class Workspace:
     # ----------------------------------------------------------------------------------------------------------- inside
 
     @cached_property
-    def _encoder(self) -> LoadedEncoder:
+    def _encoder(self) -> CheckedEncoder:
         return load_encoder(self._request.encoder or default_encoder_name(self._settings), self._settings)
 
     @cached_property

@@ -7,7 +7,10 @@ unless PROBE_TEST_REQUIRE lists ``data`` or ``browser``: then they fail, so that
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
+import tempfile
 
 # Before anything imports huggingface_hub, which reads it once: no test may wait for a network.
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -17,6 +20,10 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Test processes share the cores: threads of each that wait for one another would take turns with the others'.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+if "PROBE_HOME" not in os.environ:
+    # Which encoders passed their check is kept there, and is not to be kept in the home of whoever runs the tests.
+    os.environ["PROBE_HOME"] = tempfile.mkdtemp(prefix="probe-home-")
+    atexit.register(shutil.rmtree, os.environ["PROBE_HOME"], ignore_errors=True)
 
 from pathlib import Path
 from typing import TYPE_CHECKING

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from probe_service.encode.protocol import DIGEST_BYTES, EncodedTexts, LoadedEncoder, digest_texts
+from probe_service.encode.protocol import DIGEST_BYTES, CheckedEncoder, EncodedTexts, digest_texts
 from probe_service.errors import ServiceError
 
 __all__ = ["CacheHits", "VectorCache", "encode_with_cache"]
@@ -109,6 +109,25 @@ class VectorCache:
                     was_found[rows] = True
         return CacheHits(encoded, was_found)
 
+    def holds(self, texts: Sequence[str]) -> bool:
+        """Whether the vectors of all the texts are stored.
+
+        Raises:
+            ServiceError: storage_failed.
+        """
+        digests = list(dict.fromkeys(digest_texts(texts)))
+        with self._connection() as connection:
+            for start in range(0, len(digests), _DIGESTS_PER_QUERY):
+                part = digests[start : start + _DIGESTS_PER_QUERY]
+                marks = ",".join("?" * len(part))
+                (found,) = connection.execute(
+                    f"SELECT COUNT(*) FROM vectors WHERE text_digest IN ({marks})",  # noqa: S608
+                    part,
+                ).fetchone()
+                if found < len(part):
+                    return False
+        return True
+
     def put(self, texts: Sequence[str], encoded: EncodedTexts) -> None:
         """Store the vectors of the texts; those already there are replaced.
 
@@ -153,7 +172,7 @@ class VectorCache:
 
 
 def encode_with_cache(
-    loaded: LoadedEncoder,
+    encoder: CheckedEncoder,
     texts: Sequence[str],
     cache: VectorCache,
     *,
@@ -162,7 +181,7 @@ def encode_with_cache(
     """Return the vectors of the texts, encoding only those that the cache lacks, each distinct text once.
 
     Args:
-        loaded: The encoder.
+        encoder: It is loaded only if the cache lacks a text.
         texts: n texts.
         cache: The cache of this encoder; new vectors are written to it about every second, so that a killed
             process loses that much, and what its calls were at work on.
@@ -180,6 +199,8 @@ def encode_with_cache(
     rows_of: dict[str, list[int]] = {}
     for row in np.flatnonzero(~hits.was_found).tolist():
         rows_of.setdefault(texts[row], []).append(row)
+    if not rows_of:
+        return encoded
     missing = list(rows_of)
     first_row = np.array([rows[0] for rows in rows_of.values()], dtype=np.intp)
     unwritten: list[int] = []
@@ -191,7 +212,7 @@ def encode_with_cache(
             unwritten.clear()
 
     # The encoder works on the next texts while these are written.
-    with contextlib.closing(loaded.encoder.stream(missing)) as coming:
+    with contextlib.closing(encoder.encoder.stream(missing)) as coming:
         try:
             for places, fresh in coming:
                 encoded.put(first_row[places], fresh)

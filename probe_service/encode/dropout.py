@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from probe_service.encode.module_encoder import ModuleEncoder
-from probe_service.encode.protocol import LoadedEncoder
+from probe_service.encode.protocol import CheckedEncoder
 from probe_service.errors import EncoderError
 
 __all__ = ["DropoutSimilarities", "dropout_similarities"]
@@ -29,7 +29,7 @@ class DropoutSimilarities:
 
 
 def dropout_similarities(
-    encoder: LoadedEncoder, texts: Sequence[str], *, seed: int, checkpoint: Callable[[], None]
+    encoder: CheckedEncoder, texts: Sequence[str], *, seed: int, checkpoint: Callable[[], None]
 ) -> DropoutSimilarities:
     """Encode every text twice with the encoder's own dropout on, and return the cosine of the two vectors.
 

@@ -17,7 +17,7 @@ from probe_service.encode.same_meaning import same_meaning_pairs
 from probe_service.errors import EncoderError
 from probe_service.settings import EncodeDtype
 
-__all__ = ["EndToEnd", "lay_end_to_end", "pack"]
+__all__ = ["EndToEnd", "bfloat16_instructions", "lay_end_to_end", "pack"]
 
 _PAIRS_COMPARED = 16
 # They are written alike, but for their names.
@@ -111,6 +111,15 @@ def lay_end_to_end(encoder: ModuleEncoder, dtype: EncodeDtype) -> str:
     if fault is not None:
         raise _unavailable(fault)
     return f"{_words(dtype, errors, len(texts))}; {layout}"
+
+
+def bfloat16_instructions() -> list[str]:
+    """Return what this CPU has for products in bfloat16, by torch's names; with none it emulates them, slower than float32."""
+    return [
+        name
+        for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+        if getattr(torch.cpu, name, lambda: False)()
+    ]
 
 
 class EndToEnd(nn.Module):
@@ -376,12 +385,9 @@ def _missing(dtype: EncodeDtype) -> str | None:
     has_onednn = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     if not (has_onednn and hasattr(torch.ops.mkldnn, "_linear_pointwise")):
         return "this build of torch has no oneDNN"
-    # Without such instructions bfloat16 is emulated, and slower than float32.
-    has_bfloat16 = any(
-        getattr(torch.cpu, name, lambda: False)()
-        for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
-    )
-    return None if dtype == "float32" or has_bfloat16 else "this CPU has neither AVX512-BF16 nor AMX"
+    if dtype == "float32" or bfloat16_instructions():
+        return None
+    return "this CPU has neither AVX512-BF16 nor AMX"
 
 
 def _compared_texts() -> list[str]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Generator, Iterable, Sequence
+import threading
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,9 +15,9 @@ from probe_service.schemas import EncoderInfo
 
 __all__ = [
     "DIGEST_BYTES",
+    "CheckedEncoder",
     "EncodedTexts",
     "Encoder",
-    "LoadedEncoder",
     "concatenate_encoded",
     "digest_texts",
     "to_unit_length",
@@ -83,12 +84,33 @@ class Encoder(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class LoadedEncoder:
-    """An encoder that passed its check at load, and the facts about it that go into the report."""
+class CheckedEncoder:
+    """An encoder that passed its check, and the facts about it that go into the report.
 
-    encoder: Encoder
-    info: EncoderInfo
+    The facts may be known before the encoder is loaded: that happens when `encoder` is first asked for.
+
+    Args:
+        info: The facts.
+        load: Gives the encoder, and is called until it has, by one thread at a time.
+    """
+
+    def __init__(self, info: EncoderInfo, load: Callable[[], Encoder]) -> None:
+        self.info = info
+        self._load = load
+        self._loading = threading.Lock()
+        self._encoder: Encoder | None = None
+
+    @property
+    def encoder(self) -> Encoder:
+        """The encoder itself.
+
+        Raises:
+            EncoderError: As `load_encoder`; encoder_changed where it is no longer what the facts say.
+        """
+        with self._loading:
+            if self._encoder is None:
+                self._encoder = self._load()
+            return self._encoder
 
 
 def to_unit_length(vectors: NDArray[np.floating]) -> NDArray[np.float32]:

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from probe_service.encode.protocol import (
     DIGEST_BYTES,
+    CheckedEncoder,
     EncodedTexts,
-    LoadedEncoder,
     concatenate_encoded,
     digest_texts,
     to_unit_length,
@@ -25,9 +25,8 @@ from probe_service.encode.protocol import (
 from probe_service.errors import EncoderError
 from probe_service.schemas import EncoderInfo
 
-__all__ = ["API_KEY_VARIABLE", "REMOTE_PREFIX", "RemoteEncoder", "load_remote"]
+__all__ = ["API_KEY_VARIABLE", "RemoteEncoder", "load_remote"]
 
-REMOTE_PREFIX = "openai:"
 API_KEY_VARIABLE = "PROBE_EMBEDDINGS_API_KEY"
 _NAME = re.compile(r"openai:(?P<model>[^@\s]+)@(?P<url>https?://[^\s]+)")
 _BATCH_SIZE = 32
@@ -157,7 +156,7 @@ class RemoteEncoder:
         )
 
 
-def load_remote(name: str) -> LoadedEncoder:
+def load_remote(name: str) -> CheckedEncoder:
     """Reach the server of ``openai:MODEL@URL`` and check it with the same text twice in one request.
 
     Args:
@@ -187,26 +186,24 @@ def load_remote(name: str) -> LoadedEncoder:
     # The weights behind a URL cannot be seen: the cache of vectors trusts the name and this one vector.
     probe_sha256 = hashlib.sha256(np.round(twice[0], 3).tobytes()).hexdigest()
     facts = {"backend": "openai", "model": model, "url": url, "probe": probe_sha256, "dtype": "float32"}
-    return LoadedEncoder(
-        encoder,
-        EncoderInfo(
-            name=name,
-            backend="openai",
-            location=url,
-            revision=None,
-            revision_pinned=False,
-            weights_sha256=None,
-            pooling="chosen by the server",
-            normalized=True,
-            max_length=None,
-            dimension=int(twice.shape[1]),
-            dtype="float32",
-            device="remote",
-            prompt=None,
-            check=f"the same text twice gives cosine {cosine:.4f}; width {twice.shape[1]}",
-            fingerprint=hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest(),
-        ),
+    info = EncoderInfo(
+        name=name,
+        backend="openai",
+        location=url,
+        revision=None,
+        revision_pinned=False,
+        weights_sha256=None,
+        pooling="chosen by the server",
+        normalized=True,
+        max_length=None,
+        dimension=int(twice.shape[1]),
+        dtype="float32",
+        device="remote",
+        prompt=None,
+        check=f"the same text twice gives cosine {cosine:.4f}; width {twice.shape[1]}",
+        fingerprint=hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest(),
     )
+    return CheckedEncoder(info, lambda: encoder)
 
 
 def _seconds(retry_after: str | None) -> float | None:

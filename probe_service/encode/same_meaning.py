@@ -11,7 +11,7 @@ from importlib.resources import files as package_files
 import numpy as np
 
 from probe_service.encode.cache import VectorCache, encode_with_cache
-from probe_service.encode.protocol import LoadedEncoder
+from probe_service.encode.protocol import CheckedEncoder
 
 __all__ = ["SimilarityFloor", "same_meaning_pairs", "same_meaning_similarity_floor"]
 
@@ -41,7 +41,7 @@ def same_meaning_pairs() -> tuple[tuple[str, str], ...]:
 
 
 def same_meaning_similarity_floor(
-    loaded: LoadedEncoder, cache: VectorCache, *, checkpoint: Callable[[], None] | None = None
+    encoder: CheckedEncoder, cache: VectorCache, *, checkpoint: Callable[[], None] | None = None
 ) -> SimilarityFloor:
     """Return the 2nd percentile of the encoder's cosines on the bundled same-meaning pairs (STATISTICS §5.6).
 
@@ -49,7 +49,7 @@ def same_meaning_similarity_floor(
     that same-meaning pairs of the corpus are as similar as these; 2 in 100 are allowed to lie below.
 
     Args:
-        loaded: The encoder.
+        encoder: The encoder.
         cache: Its cache; the bundled texts are encoded once.
         checkpoint: Called between calls to the model; may raise to cancel.
 
@@ -58,11 +58,11 @@ def same_meaning_similarity_floor(
     """
     pairs = same_meaning_pairs()
     encoded = encode_with_cache(
-        loaded, [text for pair in pairs for text in pair], cache, checkpoint=checkpoint
+        encoder, [text for pair in pairs for text in pair], cache, checkpoint=checkpoint
     )
     cosines = np.einsum("nd,nd->n", encoded.vectors[0::2], encoded.vectors[1::2])
     return SimilarityFloor(
         float(np.clip(np.quantile(cosines, _FLOOR_QUANTILE), -1.0, 1.0)),
         f"the 2nd percentile of the cosines of {len(pairs)} bundled pairs of English sentences that mean the same,"
-        f" under {loaded.info.name}",
+        f" under {encoder.info.name}",
     )

@@ -7,7 +7,7 @@ import importlib.metadata
 import json
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +62,7 @@ class CheckpointFiles:
     location: str
     revision: str | None
     revision_pinned: bool
+    _sha256_of: dict[Path, str] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def weight_files(self) -> list[Path]:
         """Return the files that hold weights, sorted; safetensors wherever a folder has them."""
@@ -76,7 +77,7 @@ class CheckpointFiles:
         """Return the SHA-256 of the weights: of the one file, or of the list of (hash, name) of several."""
         files = self.weight_files()
         if len(files) == 1:
-            return _file_sha256(files[0])
+            return self.file_sha256(files[0])
         return self._list_sha256(files)
 
     def interpretation_sha256(self) -> str:
@@ -84,6 +85,18 @@ class CheckpointFiles:
         return self._list_sha256(
             sorted(path for path in self.folder.rglob("*") if path.name in _INTERPRETATION_FILES)
         )
+
+    def sha256(self) -> str:
+        """Return the SHA-256 of every file that a model may be made from: its weights, and all texts beside them."""
+        texts = {path for pattern in _TEXT_FILES for path in self.folder.rglob(pattern) if path.is_file()}
+        return self._list_sha256(sorted(texts.union(self.weight_files())))
+
+    def file_sha256(self, path: Path) -> str:
+        """Return the SHA-256 of one of the files, which is read once."""
+        if path not in self._sha256_of:
+            with path.open("rb") as stream:
+                self._sha256_of[path] = hashlib.file_digest(stream, "sha256").hexdigest()
+        return self._sha256_of[path]
 
     def config(self, name: str = "config.json") -> dict[str, Any]:
         """Return a JSON file of the checkpoint; empty if there is none.
@@ -103,7 +116,7 @@ class CheckpointFiles:
     def _list_sha256(self, files: Iterable[Path]) -> str:
         digest = hashlib.sha256()
         for path in files:
-            digest.update(f"{_file_sha256(path)}  {path.relative_to(self.folder).as_posix()}\n".encode())
+            digest.update(f"{self.file_sha256(path)}  {path.relative_to(self.folder).as_posix()}\n".encode())
         return digest.hexdigest()
 
 
@@ -148,7 +161,7 @@ def require_pinned_checksum(files: CheckpointFiles, known: KnownEncoder) -> None
     if known.weights_sha256 is None:
         return
     weights = files.folder / "model.safetensors"
-    found = _file_sha256(weights) if weights.is_file() else "no such file"
+    found = files.file_sha256(weights) if weights.is_file() else "no such file"
     if found != known.weights_sha256:
         raise EncoderError(
             "encoder_checksum_mismatch",
@@ -279,8 +292,3 @@ def _hub_snapshot(hub_name: str, revision: str | None, patterns: list[str]) -> C
         ) from error
     commit = folder.name if _COMMIT.fullmatch(folder.name) else revision
     return CheckpointFiles(folder, hub_name, commit, revision_pinned=revision is not None)
-
-
-def _file_sha256(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()

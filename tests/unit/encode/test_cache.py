@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from probe_service.encode import EncodedTexts, LoadedEncoder, VectorCache, encode_with_cache
+from probe_service.encode import CheckedEncoder, EncodedTexts, VectorCache, encode_with_cache
 from probe_service.errors import ServiceError
 from probe_service.schemas import EncoderInfo
 
@@ -45,7 +45,7 @@ class HashEncoder:
         return sum(map(len, self.calls))
 
 
-def loaded_hash_encoder(device: str = "cpu") -> tuple[LoadedEncoder, HashEncoder]:
+def loaded_hash_encoder(device: str = "cpu") -> tuple[CheckedEncoder, HashEncoder]:
     encoder = HashEncoder()
     info = EncoderInfo(
         name="hash",
@@ -64,7 +64,7 @@ def loaded_hash_encoder(device: str = "cpu") -> tuple[LoadedEncoder, HashEncoder
         check="none",
         fingerprint="f" * 64,
     )
-    return LoadedEncoder(encoder, info), encoder
+    return CheckedEncoder(info, lambda: encoder), encoder
 
 
 def texts_of(count: int) -> list[str]:

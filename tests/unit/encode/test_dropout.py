@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from probe_service.encode import LoadedEncoder, dropout_similarities, load_encoder
+from probe_service.encode import CheckedEncoder, dropout_similarities, load_encoder
 from probe_service.encode import load as load_module
 from probe_service.encode.module_encoder import ModuleEncoder
 from probe_service.encode.remote import RemoteEncoder
@@ -24,9 +24,9 @@ def nothing():
 @pytest.fixture
 def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Saves a tiny BERT with mean pooling and loads it, with dropout rates of its own."""
-    monkeypatch.setattr(load_module, "_loaded", {})
+    monkeypatch.setattr(load_module, "_checked", {})
 
-    def save_and_load(hidden=0.1, attention=0.1, prompt=None) -> LoadedEncoder:
+    def save_and_load(hidden=0.1, attention=0.1, prompt=None) -> CheckedEncoder:
         from sentence_transformers import SentenceTransformer
         from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 
@@ -148,7 +148,7 @@ def test_a_running_mean_learns_nothing(load):
     plain = load()
     model = plain.encoder.model
     model.append(Normalised())
-    loaded = LoadedEncoder(ModuleEncoder(model), plain.info)
+    loaded = CheckedEncoder(plain.info, lambda: ModuleEncoder(model))
     before = loaded.encoder.encode(SENTENCES).vectors
     dropout_similarities(loaded, SENTENCES, seed=0, checkpoint=nothing)
     assert model[-1].norm.num_batches_tracked == 0
@@ -157,7 +157,7 @@ def test_a_running_mean_learns_nothing(load):
 
 def test_refused_where_there_is_no_dropout(load):
     without = load(0.0, 0.0)
-    remote = LoadedEncoder(RemoteEncoder("m", "http://127.0.0.1:9/v1", None), without.info)
+    remote = CheckedEncoder(without.info, lambda: RemoteEncoder("m", "http://127.0.0.1:9/v1", None))
     for loaded, word in ((without, "no dropout above 0"), (remote, "runs on a server")):
         with pytest.raises(EncoderError, match=word) as caught:
             dropout_similarities(loaded, ["a"], seed=0, checkpoint=nothing)

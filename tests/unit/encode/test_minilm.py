@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from probe_service.encode import LoadedEncoder, default_encoder_name, load_encoder, record_canaries
+from probe_service.encode import CheckedEncoder, default_encoder_name, load_encoder, record_canaries
 from probe_service.encode.canaries import canaries_of, check_canaries
 from probe_service.encode.module_encoder import ModuleEncoder
 from probe_service.encode.weights import locate_known
@@ -31,7 +31,7 @@ TEXTS = [
 
 
 @pytest.fixture(scope="module")
-def minilm() -> LoadedEncoder:
+def minilm() -> CheckedEncoder:
     return load_encoder("minilm", Settings(device="cpu"))
 
 
@@ -52,7 +52,7 @@ def mean_pooled_by_hand(texts: list[str], max_length: int) -> np.ndarray:
     return np.array(rows)
 
 
-def test_vectors_equal_automodel_with_mean_pooling(minilm: LoadedEncoder) -> None:
+def test_vectors_equal_automodel_with_mean_pooling(minilm: CheckedEncoder) -> None:
     encoded = minilm.encoder.encode(TEXTS)
 
     np.testing.assert_allclose(encoded.vectors, mean_pooled_by_hand(TEXTS, 256), atol=1e-5)
@@ -60,7 +60,7 @@ def test_vectors_equal_automodel_with_mean_pooling(minilm: LoadedEncoder) -> Non
     np.testing.assert_allclose(np.linalg.norm(encoded.vectors, axis=1), 1.0, atol=1e-6)
 
 
-def test_cut_rows_and_equal_inputs_are_found(minilm: LoadedEncoder) -> None:
+def test_cut_rows_and_equal_inputs_are_found(minilm: CheckedEncoder) -> None:
     # [CLS] + 254 words + [SEP] is 256 tokens: just fits. One word more is cut, and then equals every longer one.
     texts = ["word " * 254, "word " * 255, "word " * 255 + "and another end", "word  " * 254]
 
@@ -72,15 +72,15 @@ def test_cut_rows_and_equal_inputs_are_found(minilm: LoadedEncoder) -> None:
     assert bytes(minilm.encoder.encode(["word"]).input_digests[0]) != digests[0]
 
 
-def test_no_texts_give_no_rows(minilm: LoadedEncoder) -> None:
+def test_no_texts_give_no_rows(minilm: CheckedEncoder) -> None:
     assert minilm.encoder.encode([]).vectors.shape == (0, 384)
 
 
-def test_lone_surrogates_do_not_fail(minilm: LoadedEncoder) -> None:
+def test_lone_surrogates_do_not_fail(minilm: CheckedEncoder) -> None:
     assert np.isfinite(minilm.encoder.encode(["broken \ud800 text"]).vectors).all()
 
 
-def test_info_names_the_weights(minilm: LoadedEncoder) -> None:
+def test_info_names_the_weights(minilm: CheckedEncoder) -> None:
     info = minilm.info
 
     assert info.weights_sha256 == "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
@@ -123,7 +123,7 @@ def test_canaries_refuse_a_wrong_maximum_length() -> None:
         check_canaries("minilm", ModuleEncoder(model))
 
 
-def test_loaded_once_per_process(minilm: LoadedEncoder) -> None:
+def test_loaded_once_per_process(minilm: CheckedEncoder) -> None:
     assert load_encoder("minilm", Settings(device="cpu")) is minilm
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from probe_service.encode import LoadedEncoder, load_encoder
+from probe_service.encode import CheckedEncoder, load_encoder
 from probe_service.encode.module_encoder import ModuleEncoder
 from probe_service.encode.packing import pack
 from probe_service.encode.weights import locate_known
@@ -104,7 +104,7 @@ def test_cpu_without_bfloat16_is_told_so(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.fixture(scope="module")
-def exact() -> LoadedEncoder:
+def exact() -> CheckedEncoder:
     return load_encoder("minilm", Settings(device="cpu"))
 
 
@@ -118,7 +118,7 @@ def random_texts(count: int) -> list[str]:
     return [" ".join(rng.choice(words, size=int(length))) for length in lengths]
 
 
-def test_minilm_is_that_of_sentence_transformers(exact: LoadedEncoder) -> None:
+def test_minilm_is_that_of_sentence_transformers(exact: CheckedEncoder) -> None:
     from sentence_transformers import SentenceTransformer
 
     texts = [*random_texts(60), "", " ", "😀", "the same text", "the same text"]
@@ -134,7 +134,7 @@ def test_minilm_is_that_of_sentence_transformers(exact: LoadedEncoder) -> None:
 
 
 @needs_bfloat16
-def test_bfloat16_is_close_and_says_so(exact: LoadedEncoder) -> None:
+def test_bfloat16_is_close_and_says_so(exact: CheckedEncoder) -> None:
     fast = load_encoder("minilm", Settings(device="cpu", encode_dtype="bfloat16"))
     texts = random_texts(80)
 

@@ -109,7 +109,7 @@ def test_vectors_in_order_and_of_unit_length(server: EmbeddingServer) -> None:
 
 
 def test_info_says_what_is_not_known(server: EmbeddingServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(load_module, "_loaded", {})
+    monkeypatch.setattr(load_module, "_checked", {})
     name = f"openai:m@{server.url}"
 
     info = load_encoder(name, Settings()).info

@@ -23,7 +23,7 @@ CPU = Settings(device="cpu")
 @pytest.fixture(autouse=True)
 def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr(load_module, "_loaded", {})
+    monkeypatch.setattr(load_module, "_checked", {})
     return tmp_path / "hub"
 
 
@@ -147,7 +147,7 @@ def test_pickled_weights_are_refused(tmp_path: Path) -> None:
     assert load_encoder(str(folder), CPU).info.dimension == 32  # the safetensors file beside it is used
 
     (folder / "model.safetensors").unlink()
-    load_module._loaded.clear()
+    load_module._checked.clear()
 
     assert refusal(str(folder)).code == "encoder_weights_pickled"
 

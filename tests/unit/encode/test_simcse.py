@@ -31,7 +31,7 @@ CPU = Settings(device="cpu")
 def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty hub cache, and no encoder loaded yet."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr(load_module, "_loaded", {})
+    monkeypatch.setattr(load_module, "_checked", {})
     return tmp_path / "hub"
 
 
