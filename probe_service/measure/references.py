@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +12,7 @@ from probe_service.estimate import WHOLE, MatchedGaussian, Reference, isotropic
 from probe_service.losses.numerics import DTYPES, gradient_errors
 from probe_service.measure.task import STEP_SECONDS, batch_seconds
 from probe_service.scratch import Scratch
-from probe_service.similarity import batch_top_k, noise_similarity
+from probe_service.similarity import batch_top_k, in_turn, noise_similarity
 from probe_service.workspace import Population
 
 __all__ = ["MOST_BATCHES", "References"]
@@ -75,34 +74,40 @@ class References:
 
     def run(self, part: _Part) -> None:
         """Measure beside some batches."""
+        rows = self._population.plan.batches(self.size, WHOLE, part.first, part.count)
+        found = []
+        for figures in in_turn(self._beside, list(enumerate(rows, start=part.first))):
+            self._scratch.checkpoint()
+            found.append(figures)
+        columns = {
+            name: np.array([figures[name] for figures in found], dtype=np.float64) for name in found[0]
+        }
+        self._scratch.save_columns(self._file(part), columns)
+
+    def _beside(self, numbered: tuple[int, NDArray[np.int64]]) -> dict[str, float | tuple[float, ...]]:
+        """What stands beside one batch."""
+        number, batch = numbered
         population, size = self._population, self.size
-        columns: dict[str, list[Any]] = {name: [] for name in ("noise", "gaussian", "isotropic", *DTYPES)}
-        rows = population.plan.batches(size, WHOLE, part.first, part.count)
-        for number, batch in enumerate(rows, start=part.first):
-            self._scratch.checkpoint()
-            rng = population.plan.null_rng(size, number)
-            anchors = torch.from_numpy(population.anchors[batch])
-            dimension = anchors.shape[1]
-            noise = rng.standard_normal((NOISE_PER_ROW * size, dimension), dtype=np.float32)
-            columns["noise"].append(noise_similarity(anchors, torch.from_numpy(noise)))
-            self._scratch.checkpoint()
-            matched = [gaussian.draw(rng, size) for gaussian in self._gaussians]
-            columns["gaussian"].append(_top_mean(matched, self._k))
-            directions = [isotropic(rng, size, dimension) for _ in self._gaussians]
-            columns["isotropic"].append(_top_mean(directions, self._k))
-            own, positives = population.own_similarity, population.positives
-            if positives is not None or own is not None:
-                self._scratch.checkpoint()
-                errors = gradient_errors(
-                    anchors,
-                    anchors if positives is None else torch.from_numpy(positives[batch]),
-                    temperature=self._temperature,
-                    own_similarity=None if own is None else torch.from_numpy(own[batch]),
-                )
-                for dtype, error in errors.items():
-                    columns[dtype].append((error.infonce, error.flatnce, error.zero_loss_share))
-        filled = {name: np.array(values, dtype=np.float64) for name, values in columns.items() if values}
-        self._scratch.save_columns(self._file(part), filled)
+        rng = population.plan.null_rng(size, number)
+        anchors = torch.from_numpy(population.anchors[batch])
+        dimension = anchors.shape[1]
+        noise = rng.standard_normal((NOISE_PER_ROW * size, dimension), dtype=np.float32)
+        figures: dict[str, float | tuple[float, ...]] = {
+            "noise": noise_similarity(anchors, torch.from_numpy(noise)),
+            "gaussian": _top_mean([gaussian.draw(rng, size) for gaussian in self._gaussians], self._k),
+            "isotropic": _top_mean([isotropic(rng, size, dimension) for _ in self._gaussians], self._k),
+        }
+        own, positives = population.own_similarity, population.positives
+        if positives is not None or own is not None:
+            errors = gradient_errors(
+                anchors,
+                anchors if positives is None else torch.from_numpy(positives[batch]),
+                temperature=self._temperature,
+                own_similarity=None if own is None else torch.from_numpy(own[batch]),
+            )
+            for dtype, error in errors.items():
+                figures[dtype] = (error.infonce, error.flatnce, error.zero_loss_share)
+        return figures
 
     def result(self) -> Reference:
         """What was measured."""

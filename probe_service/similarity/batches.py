@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from probe_service.similarity.device import batch_top_k_by_device
-from probe_service.similarity.pairs import BLOCK_ELEMENTS, row_blocks, top_pairs
+from probe_service.similarity.pairs import BLOCK_ELEMENTS, largest_product, row_blocks, top_pairs
 from probe_service.similarity.screen import Screen, int8_pays
 from probe_service.similarity.threads import in_turn
 
@@ -174,10 +174,9 @@ def batch_top_k(anchors: torch.Tensor, candidates: torch.Tensor | None, *, k: in
 def noise_similarity(anchors: torch.Tensor, noise: torch.Tensor) -> tuple[float, float]:
     """Return the mean and the largest cosine of (N, d) unit rows to (M, d) noise vectors of any length."""
     noise = torch.nn.functional.normalize(noise, dim=1)
-    largest = max(float((anchors[rows] @ noise.T).max()) for rows in row_blocks(len(anchors), len(noise)))
     # The mean of all products is the product of the means.
     mean = anchors.mean(dim=0, dtype=torch.float64) @ noise.mean(dim=0, dtype=torch.float64)
-    return float(mean), min(1.0, largest)
+    return float(mean), largest_product(anchors.numpy(), noise.numpy())
 
 
 def measure_batches(

@@ -16,7 +16,7 @@ from probe_service.similarity.device import pairs_by_device
 from probe_service.similarity.screen import Screen, int8_pays, rounding_of_float32
 from probe_service.similarity.threads import in_turn
 
-__all__ = ["BLOCK_ELEMENTS", "TopPairs", "row_blocks", "top_pairs"]
+__all__ = ["BLOCK_ELEMENTS", "TopPairs", "largest_product", "row_blocks", "top_pairs"]
 
 BLOCK_ELEMENTS = 4_000_000
 """Similarities held at once: 16 MB in float32."""
@@ -101,6 +101,14 @@ def top_pairs(
     right, right_rows = (left, left_rows) if candidates is None else _first_copies(candidates, k + 1)
     found = _Search(left, right, left_rows, right_rows, k, ordered=candidates is not None).run(on_block)
     return TopPairs(found.similarity, left_rows[found.anchor], right_rows[found.candidate])
+
+
+def largest_product(left: NDArray[np.float32], right: NDArray[np.float32]) -> float:
+    """Return the largest cosine of any row of one (N, d) with any row of another (M, d), both of unit length and not empty."""
+    left_rows = np.arange(len(left), dtype=np.int64)
+    right_rows = np.arange(len(left), len(left) + len(right), dtype=np.int64)  # no row is another one's own
+    search = _Search(left, right, left_rows, right_rows, 1, ordered=True)
+    return float(search.run(None).similarity[0])
 
 
 def row_blocks(rows: int, columns: int) -> Iterator[slice]:

@@ -249,3 +249,17 @@ def test_noise_similarity_by_hand():
     rows = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
     # Noise along x, of length 3: cosines 1 and 0.
     assert noise_similarity(rows, torch.tensor([[3.0, 0.0]])) == (0.5, 1.0)
+
+
+def test_noise_similarity_of_many_rows():
+    rng = np.random.default_rng(7)
+    rows, noise = unit_rows(rng, 700, 24), rng.standard_normal((2100, 24)).astype(np.float32)
+    noise[1234] = 5 * rows[99]
+    mean, largest = noise_similarity(torch.from_numpy(rows), torch.from_numpy(noise))
+    lengths = np.linalg.norm(noise.astype(np.float64), axis=1)
+    cosines = rows.astype(np.float64) @ noise.astype(np.float64).T / lengths
+    assert (mean, largest) == pytest.approx((cosines.mean(), 1.0), abs=1e-7)
+    noise[1234] = 0.1
+    _, largest = noise_similarity(torch.from_numpy(rows), torch.from_numpy(noise))
+    cosines[:, 1234] = rows.astype(np.float64).sum(axis=1) / 24**0.5
+    assert largest == pytest.approx(cosines.max(), abs=1e-7)
