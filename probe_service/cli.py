@@ -8,6 +8,7 @@ looks like bad rows. Progress goes to stderr, and only when it is a terminal; wh
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import shutil
 import sys
@@ -53,7 +54,10 @@ _USAGE_CODES = {"encoder_unknown", "encoder_not_allowed"}
 
 def main() -> None:
     """Run the command line and exit with the status that the module's docstring names."""
-    sys.exit(_run(sys.argv[1:]))
+    status = _run(sys.argv[1:])
+    # Python would look for cycles among all that torch and numba have made, half a second of it, before it ends.
+    gc.freeze()
+    sys.exit(status)
 
 
 def _run(arguments: list[str]) -> int:
