@@ -52,7 +52,7 @@ def load_encoder(name: str, settings: Settings) -> CheckedEncoder:
     Args:
         name: A known encoder (by short or hub name), ``owner/model`` on the hub, a local folder, or
             ``openai:MODEL@URL``.
-        settings: Chooses device and dtype, and where it is kept what passed.
+        settings: Chooses device and dtype, and the folder where it is kept which encoders passed.
 
     Returns:
         The encoder with the facts for the report.
