@@ -19,6 +19,7 @@ from probe_service.similarity import (
     BatchMeasurements,
     FurtherCandidates,
     KnownPairs,
+    in_turn,
     measure_batches,
     stack_size,
 )
@@ -161,17 +162,20 @@ class Softmaxes:
         """
         size = batches.shape[1]
         step = stack_size(size, self.candidates_per_row, num_anchors=num_anchors)
-        found = []
-        for start in range(0, len(batches), step):
-            stack = batches[start : start + step]
-            chosen = self._choose(stack, rng)
+
+        def measure_stack(drawn: tuple[Rows, Rows | None]) -> BatchMeasurements:
             of_each = [
-                self._measure_softmax(
-                    terms, stack, chosen, checkpoint, shares_alone=shares_alone, num_anchors=num_anchors
-                )
+                self._measure_softmax(terms, *drawn, shares_alone=shares_alone, num_anchors=num_anchors)
                 for terms in self._softmaxes
             ]
-            found.append(_mean(of_each))
+            return _mean(of_each)
+
+        stacks = (batches[start : start + step] for start in range(0, len(batches), step))
+        drawn = ((stack, self._choose(stack, rng)) for stack in stacks)
+        found = []
+        for measured in in_turn(measure_stack, drawn):
+            checkpoint()
+            found.append(measured)
         return BatchMeasurements.concatenate(found)
 
     def draw_pair(self, batch: Rows, rng: np.random.Generator) -> DrawnCandidate:
@@ -264,7 +268,6 @@ class Softmaxes:
         terms: list[_Term],
         rows: Rows,
         chosen: Rows | None,
-        checkpoint: Callable[[], None],
         *,
         shares_alone: bool,
         num_anchors: int | None,
@@ -301,7 +304,7 @@ class Softmaxes:
             own_terms=sum(term.direction in _WITH_OWN_PAIR for term in terms),
             further=further,
             num_anchors=num_anchors,
-            checkpoint=checkpoint,
+            checkpoint=_go_on,
         )
 
 
@@ -400,6 +403,10 @@ class _Columns:
     batch: Rows
     anchor: Rows
     candidate: Rows
+
+
+def _go_on() -> None:
+    """Nothing: stacks are short, and whether to go on is asked between them."""
 
 
 def _mean(softmaxes: list[BatchMeasurements]) -> BatchMeasurements:

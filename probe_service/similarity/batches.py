@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -26,7 +26,10 @@ __all__ = [
 ]
 
 Floats = NDArray[np.float64]
+Singles = NDArray[np.float32]
+Places = NDArray[np.int64]
 
+_COUNTS = ("false_n", "worst_n")
 _LARGEST_SQUARE = 512
 """Batches up to this size are screened whole, each by one core …"""
 _ROWS_TOGETHER = 8_192
@@ -237,69 +240,38 @@ def measure_batches(
     columns_in_all = size + sum(block.right.shape[1] for block in further)
     unordered = candidates is None
     top, masked_top = _TopValues(batches, k), _TopValues(batches, k)
-    above = np.zeros((batches, len(thresholds)))
+    reached = np.zeros((batches, len(thresholds)), dtype=np.int64)
     found: dict[str, list[Floats]] = {}
-
-    def keep(name: str, value: torch.Tensor) -> None:
-        found.setdefault(name, []).append(_array(value))
+    chances = np.array([] if borrowed is None else borrowed, dtype=np.float32)
+    floor = -2.0 if worst_case_similarity is None else worst_case_similarity
+    in_batch_tiers = known, certain, inferred
 
     for rows in _blocks(batches, measured, columns_in_all):
         checkpoint()
         in_batch = anchors[:, rows] @ right.transpose(1, 2)
         own = _leave_out_own(in_batch, rows)
-        hardest = in_batch.amax(dim=2)
-        for t, threshold in enumerate(thresholds):
-            if float(hardest.max()) >= threshold:
-                above[:, t] += (in_batch >= threshold).sum(dim=(1, 2)).numpy()
-        marked = _Marked(rows, known, certain, inferred, further, size)
+        hardest = _row_maxima(in_batch, thresholds, reached)
+        parts = [_Terms(in_batch, rows, in_batch_tiers, unjudged, unjudged)]
         if k:
             pairs = _each_once(in_batch, rows) if unordered else in_batch
             top.add(pairs)
-            masked = marked.known.within(size)
-            masked_top.add(pairs if masked is None else _without(pairs, masked))
-        similarities, own_hard, other_hard = _all_terms(in_batch, rows, further)
-        open_pairs = _unjudged_pairs(similarities, rows, unjudged, further)
-        worst = (
-            None
-            if open_pairs is None
-            else open_pairs
-            & (similarities >= (-2.0 if worst_case_similarity is None else worst_case_similarity))
-        )
-        chances = None
-        if borrowed is not None and open_pairs is not None:
-            chances = _chances(similarities, open_pairs & ~own_hard, borrowed)
-        maxima = similarities.amax(dim=2) if further else hardest
-        weights = similarities.sub_(maxima[:, :, None]).div_(temperature).exp_()
-        mass = weights.sum(dim=2, dtype=torch.float64)
-        false_mass, false_n = marked.known.sums(weights)
-        keep("hardest", hardest.clamp(max=1.0))
-        keep("log_mass", maxima.double() / temperature + mass.log())
-        keep("own", own if own_similarity is None else own_similarity[:, rows])
-        keep("false", false_mass / mass)
-        keep("false_n", false_n)
-        keep("certain", marked.certain.sums(weights)[0] / mass)
-        keep("inferred", marked.inferred.sums(weights)[0] / mass)
-        if further:
-            for name, mask in (("own", own_hard), ("other", other_hard)):
-                keep(f"{name}_push", (weights * mask).sum(dim=2, dtype=torch.float64) / mass)
-                keep(f"{name}_false", marked.known.where(mask).sums(weights)[0] / mass)
-        if worst is None:
-            found.setdefault("worst", []).append(found["false"][-1])
-            found.setdefault("worst_n", []).append(found["false_n"][-1])
-        else:
-            if marked.known.any:
-                worst[marked.known.index] = True
-            keep("worst_n", worst.sum(dim=2))
-            keep("worst", (weights * worst).sum(dim=2, dtype=torch.float64) / mass)
-        if chances is not None:
-            if marked.known.any:
-                chances[marked.known.index] = 1.0
-            keep("borrowed", (weights * chances).sum(dim=2, dtype=torch.float64) / mass)
-        elif borrowed is not None:
-            found.setdefault("borrowed", []).append(found["false"][-1])
-        keep("eff", mass**2 / weights.square_().sum(dim=2, dtype=torch.float64))
+            masked = parts[0].known
+            masked_top.add(_without(pairs, masked.index) if masked.any else pairs)
+        parts += [_Terms.further(block, rows) for block in further]
+        maxima = np.max([hardest, *(_row_maxima(part.similarities) for part in parts[1:])], axis=0)
+        sums = [part.sums(maxima, temperature, floor, chances) for part in parts]
+        total = {name: np.sum([each[name] for each in sums], axis=0) for name in sums[0]}
+        mass = total.pop("mass")
+        columns = {name: sum_ / mass for name, sum_ in total.items() if name not in _COUNTS}
+        columns |= {name: total[name] for name in _COUNTS}
+        columns["eff"] = mass**2 / total["squares"]
+        columns["log_mass"] = maxima.astype(np.float64) / temperature + np.log(mass)
+        columns["hardest"] = np.minimum(hardest, 1.0).astype(np.float64)
+        columns["own"] = (own if own_similarity is None else own_similarity[:, rows]).double().numpy()
+        for name, column in columns.items():
+            found.setdefault(name, []).append(column)
     row = {name: np.concatenate(parts, axis=1) for name, parts in found.items()}
-    above *= size / measured
+    above = reached.astype(np.float64) * (size / measured)
     if candidates is None:
         above /= 2  # each unordered pair is seen from both its rows
     if candidates is None and own_similarity is None:
@@ -308,13 +280,11 @@ def measure_batches(
     else:
         log_xi = row["log_mass"] - row["own"] / temperature
         weight = np.exp(-np.logaddexp(0.0, np.log(own_terms) - log_xi))
-    total = weight.sum(axis=1)
+    update_weight = weight.sum(axis=1)
     with np.errstate(invalid="ignore", divide="ignore"):
-        effective = total**2 / (measured * (weight**2).sum(axis=1))
+        effective = update_weight**2 / (measured * (weight**2).sum(axis=1))
 
-    def mean_share(name: str, missing: float = 0.0) -> Floats:
-        if name not in row:
-            return np.full(batches, missing)
+    def mean_share(name: str) -> Floats:
         mean: Floats = np.clip(row[name], 0.0, 1.0).mean(axis=1)
         return mean
 
@@ -329,7 +299,7 @@ def measure_batches(
         false_share=mean_share("false"),
         certain_share=mean_share("certain"),
         inferred_share=mean_share("inferred"),
-        borrowed_share=mean_share("borrowed", np.nan),
+        borrowed_share=mean_share("borrowed") if len(chances) else np.full(batches, np.nan),
         own_push=mean_share("own_push"),
         own_false=mean_share("own_false"),
         other_push=mean_share("other_push"),
@@ -337,7 +307,7 @@ def measure_batches(
         worst_count=row["worst_n"].mean(axis=1),
         worst_any_share=(row["worst_n"] > 0).mean(axis=1),
         worst_share=mean_share("worst"),
-        update_weight=total,
+        update_weight=update_weight,
         false_update=(weight * np.clip(row["false"], 0.0, 1.0)).sum(axis=1),
         worst_update=(weight * np.clip(row["worst"], 0.0, 1.0)).sum(axis=1),
         effective_anchors_share=effective,
@@ -404,9 +374,9 @@ def _each_once(similarities: torch.Tensor, rows: slice) -> torch.Tensor:
     return similarities.masked_fill(below, -torch.inf)
 
 
-def _without(similarities: torch.Tensor, masked: tuple[torch.Tensor, ...]) -> torch.Tensor:
+def _without(similarities: torch.Tensor, masked: tuple[Places, Places, Places]) -> torch.Tensor:
     kept = similarities.clone()
-    kept[masked] = -torch.inf
+    kept[tuple(torch.from_numpy(part) for part in masked)] = -torch.inf
     return kept
 
 
@@ -434,127 +404,168 @@ class _TopValues:
         return values
 
 
+def _row_maxima(
+    similarities: torch.Tensor, thresholds: Sequence[float] = (), reached: Places | None = None
+) -> Singles:
+    """Return the (b, rows) largest of (b, rows, c), and add to (b, thresholds) how many reach each threshold."""
+    from probe_service.similarity import compiled
+
+    batches, rows, columns = similarities.shape
+    maxima = np.empty(batches * rows, dtype=np.float32)
+    flat = similarities.numpy().reshape(-1, columns)
+    if reached is None:
+        reached = np.empty((batches, 0), dtype=np.int64)
+    compiled.row_maxima(flat, np.array(thresholds, dtype=np.float32), maxima, reached)
+    return maxima.reshape(batches, rows)
+
+
 class _Here:
-    """Marked pairs as an index into a block of similarities."""
+    """Marked pairs as an index into a block of similarities, (b, rows, c).
 
-    def __init__(self, index: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> None:
-        self.index = index
-        self.any = len(index[0]) > 0
+    Args:
+        pairs: Finds the pairs of some anchors; None: there are none.
+        rows: The anchors of the block.
+    """
 
-    @classmethod
-    def join(cls, pairs: Sequence[tuple[Coordinates, int]], rows: slice) -> _Here:
-        """Pairs of several blocks of columns, each with its first column."""
-        return cls(
-            (
-                torch.from_numpy(np.concatenate([found.batch for found, _ in pairs])),
-                torch.from_numpy(np.concatenate([found.anchor for found, _ in pairs]) - rows.start),
-                torch.from_numpy(np.concatenate([found.candidate + first for found, first in pairs])),
-            )
-        )
+    def __init__(self, pairs: KnownPairs | None, rows: slice) -> None:
+        none = np.empty(0, dtype=np.int64)
+        self.index = none, none, none
+        if pairs is not None:
+            found = pairs(rows)
+            self.index = found.batch, found.anchor - rows.start, found.candidate
+        self.any = len(self.index[0]) > 0
 
-    def within(self, columns: int) -> tuple[torch.Tensor, ...] | None:
-        """The index of the pairs in the first columns; None if there are none."""
-        here = self.index[2] < columns
-        return tuple(part[here] for part in self.index) if bool(here.any()) else None
-
-    def where(self, mask: torch.Tensor) -> _Here:
-        """The pairs at places (row, column) of the mask."""
-        here = mask[self.index[1:]]
-        return _Here((self.index[0][here], self.index[1][here], self.index[2][here]))
-
-    def sums(self, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Sum of the weights of the pairs, and their number, for each row."""
-        batches, rows, _ = weights.shape
-        mass = torch.zeros(batches * rows, dtype=torch.float64)
-        count = torch.zeros(batches * rows, dtype=torch.float64)
-        if self.any:
-            flat = self.index[0] * rows + self.index[1]
-            mass.index_add_(0, flat, weights[self.index].double())
-            count.index_add_(0, flat, torch.ones(len(flat), dtype=torch.float64))
-        return mass.view(batches, rows), count.view(batches, rows)
+    def sums(self, values: NDArray[Any], shape: tuple[int, int]) -> Floats:
+        """(b, rows) sums of (p,) one value for each pair."""
+        place = self.index[0] * shape[1] + self.index[1]
+        sums = np.bincount(place, values, minlength=shape[0] * shape[1])
+        return sums.astype(np.float64).reshape(shape)
 
 
-class _Marked:
-    """The pairs of each tier among the terms of some rows."""
+class _Terms:
+    """Some terms of the softmax of the anchors of a block.
+
+    Args:
+        similarities: (b, rows, c), −inf where there is no term.
+        rows: The anchors.
+        tiers: The pairs among them that are known; certain, or None: the same; known or inferred, or None: the same.
+        left_unjudged, right_unjudged: (b, N) and (b, c), see `FurtherCandidates`.
+        own_hard: (b, r, rows) view of `similarities`, the anchors' own hard negatives; None where these terms are no hard
+            negatives.
+    """
 
     def __init__(
         self,
+        similarities: torch.Tensor,
         rows: slice,
-        known: KnownPairs | None,
-        certain: KnownPairs | None,
-        inferred: KnownPairs | None,
-        further: Sequence[FurtherCandidates],
-        size: int,
+        tiers: tuple[KnownPairs | None, KnownPairs | None, KnownPairs | None],
+        left_unjudged: torch.Tensor | None,
+        right_unjudged: torch.Tensor | None,
+        own_hard: torch.Tensor | None = None,
     ) -> None:
-        firsts = np.cumsum([size, *(block.right.shape[1] for block in further)]).tolist()
-
-        def join(first: KnownPairs | None, others: list[KnownPairs]) -> _Here:
-            found = [] if first is None else [(first(rows), 0)]
-            found += [(other(rows), begin) for other, begin in zip(others, firsts, strict=False)]
-            if not found:
-                empty = torch.empty(0, dtype=torch.int64)
-                return _Here((empty, empty, empty))
-            return _Here.join(found, rows)
-
-        self.known = join(known, [block.known for block in further])
-        self.certain = self.inferred = self.known
-        if certain is not None or any(block.certain is not None for block in further):
-            self.certain = join(certain or known, [block.certain or block.known for block in further])
-        if inferred is not None or any(block.inferred is not None for block in further):
-            self.inferred = join(inferred or known, [block.inferred or block.known for block in further])
-
-
-def _all_terms(
-    in_batch: torch.Tensor, rows: slice, further: Sequence[FurtherCandidates]
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Similarities of all terms, (b, rows, columns), and the places of own and of others' hard negatives, (rows, columns)."""
-    size = in_batch.shape[2]
-    none = torch.zeros((rows.stop - rows.start, size), dtype=torch.bool)
-    parts, own_parts, other_parts = [in_batch], [none], [none]
-    row = torch.arange(rows.start, rows.stop)
-    for block in further:
-        similarities = block.left[:, rows] @ block.right.transpose(1, 2)
-        owner = torch.arange(block.right.shape[1]) // (block.right.shape[1] // size)
-        own = owner[None, :] == row[:, None]
-        if not block.own_count:
-            similarities.masked_fill_(own, -torch.inf)
-        parts.append(similarities)
-        own_parts.append(own & block.own_count & block.hard)
-        other_parts.append(~own & block.hard)
-    if not further:
-        return in_batch, none, none
-    return torch.cat(parts, dim=2), torch.cat(own_parts, dim=1), torch.cat(other_parts, dim=1)
-
-
-def _unjudged_pairs(
-    similarities: torch.Tensor,
-    rows: slice,
-    unjudged: torch.Tensor | None,
-    further: Sequence[FurtherCandidates],
-) -> torch.Tensor | None:
-    """Terms about which nothing is known unless they are marked, (b, rows, columns); None if every pair is judged."""
-    if unjudged is None and all(block.right_unjudged is None for block in further):
-        return None
-    batches, count, _ = similarities.shape
-    size = similarities.shape[2] - sum(block.right.shape[1] for block in further)
-    sides = [(unjudged, unjudged, size)]
-    sides += [(block.left_unjudged, block.right_unjudged, block.right.shape[1]) for block in further]
-    parts = []
-    for left, right, columns in sides:
-        if left is None or right is None:
-            parts.append(torch.zeros((batches, count, columns), dtype=torch.bool))
+        self.similarities, self._rows, self._own_hard = similarities, rows, own_hard
+        known, certain, inferred = tiers
+        self.known = _Here(known, rows)
+        self._certain = self.known if certain is None else _Here(certain, rows)
+        self._inferred = self.known if inferred is None else _Here(inferred, rows)
+        batches, count = similarities.shape[:2]
+        if left_unjudged is None or right_unjudged is None:
+            self._row_open, self._column_open = np.zeros((batches, count), bool), np.zeros((batches, 0), bool)
         else:
-            parts.append(left[:, rows, None] | right[:, None, :])
-    # What is left out of the softmax is no pair.
-    return torch.cat(parts, dim=2) & (similarities > -torch.inf)
+            self._row_open = np.ascontiguousarray(left_unjudged[:, rows].numpy())
+            self._column_open = np.ascontiguousarray(right_unjudged.numpy())
+
+    @classmethod
+    def further(cls, block: FurtherCandidates, rows: slice) -> _Terms:
+        """The terms of some anchors in a block of further candidates."""
+        similarities = block.left[:, rows] @ block.right.transpose(1, 2)
+        size = block.left.shape[1]
+        each_row = similarities.view(*similarities.shape[:2], size, -1)
+        own = torch.diagonal(each_row, offset=rows.start, dim1=1, dim2=2)
+        if not block.own_count:
+            own.fill_(-torch.inf)
+        tiers = block.known, block.certain, block.inferred
+        return cls(
+            similarities, rows, tiers, block.left_unjudged, block.right_unjudged, own if block.hard else None
+        )
+
+    def sums(self, maxima: Singles, temperature: float, floor: float, chances: Singles) -> dict[str, Floats]:
+        """Put the weights exp((s − maximum) / T) in the place of the similarities, and return (b, rows) sums of them.
+
+        Args:
+            maxima: (b, rows) at least the largest similarity of each anchor.
+            temperature: T.
+            floor: s₀, or anything below all similarities.
+            chances: (c,) p(s), see `measure_batches`; (0,): none.
+        """
+        from probe_service.similarity import compiled
+
+        terms = self.similarities.numpy()
+        shape = terms.shape[0], terms.shape[1]
+        similarity = terms[self.known.index]
+        own_chances = None if self._own_hard is None else self._chances_of_own(chances)
+        found = np.empty((5, shape[0] * shape[1]))
+        compiled.softmax_sums(
+            terms.reshape(-1, terms.shape[2]),
+            maxima.ravel(),
+            np.float32(temperature),
+            self._row_open.ravel(),
+            self._column_open,
+            np.float32(floor),
+            chances,
+            found,
+        )
+        names = "mass", "squares", "worst", "worst_n", "borrowed"
+        sums = dict(zip(names, found.reshape(5, *shape), strict=True))
+        weight = terms[self.known.index].astype(np.float64)
+        sums["false"], sums["false_n"] = (
+            self.known.sums(weight, shape),
+            self.known.sums(np.ones(len(weight)), shape),
+        )
+        for name, tier in (("certain", self._certain), ("inferred", self._inferred)):
+            sums[name] = sums["false"] if tier is self.known else tier.sums(terms[tier.index], shape)
+        # Known pairs are counted as such, whatever they count as where they are open.
+        is_open = self._open_pairs(*self.known.index)
+        newly = ~(is_open & (similarity >= np.float32(floor)))
+        sums["worst"] += self.known.sums(weight * newly, shape)
+        sums["worst_n"] += self.known.sums(newly, shape)
+        chance = _look_up(chances, similarity) * is_open
+        sums |= dict.fromkeys(("own_push", "own_false", "other_push", "other_false"), np.zeros(shape))
+        if self._own_hard is not None and own_chances is not None:
+            own_weights = self._own_hard.double().numpy()
+            # The borrowed curve says nothing of them.
+            sums["borrowed"] -= (own_weights * own_chances).sum(axis=1)
+            is_own = self.known.index[2] // len(own_weights[0]) == self.known.index[1] + self._rows.start
+            chance[is_own] = 0.0
+            sums["own_push"] = own_weights.sum(axis=1)
+            sums["own_false"] = self.known.sums(weight * is_own, shape)
+            sums["other_push"] = sums["mass"] - sums["own_push"]
+            sums["other_false"] = self.known.sums(weight * ~is_own, shape)
+        sums["borrowed"] += self.known.sums(weight * (1.0 - chance), shape)
+        return sums
+
+    def _open_pairs(self, batch: Places, row: Places, column: Places) -> NDArray[np.bool_]:
+        """Whether pairs of these anchors are unjudged unless known."""
+        if not self._column_open.shape[1]:
+            return np.zeros(np.broadcast_shapes(batch.shape, row.shape, column.shape), dtype=bool)
+        found: NDArray[np.bool_] = self._row_open[batch, row] | self._column_open[batch, column]
+        return found
+
+    def _chances_of_own(self, chances: Singles) -> Singles:
+        """(b, r, rows) p(s) of the anchors' own hard negatives, 0 where they are judged."""
+        assert self._own_hard is not None
+        own = self._own_hard.numpy()
+        batches, each, count = own.shape
+        column = (np.arange(count) + self._rows.start) * each + np.arange(each)[:, None]
+        is_open = self._open_pairs(np.arange(batches)[:, None, None], np.arange(count), column)
+        found: Singles = _look_up(chances, own) * is_open
+        return found
 
 
-def _chances(similarities: torch.Tensor, open_pairs: torch.Tensor, borrowed: Floats) -> torch.Tensor:
-    """p(s) of the unjudged pairs, 0 elsewhere."""
-    table = torch.from_numpy(borrowed).float()
-    place = similarities.clamp(-1.0, 1.0).add(1.0).mul_((len(table) - 1) / 2).round_().to(torch.int64)
-    return table[place] * open_pairs
-
-
-def _array(tensor: torch.Tensor) -> Floats:
-    return tensor.double().numpy()
+def _look_up(chances: Singles, similarities: Singles) -> Singles:
+    """p(s) from a table from −1 to 1; 0 without one."""
+    if not len(chances):
+        return np.zeros_like(similarities)
+    place = np.rint((np.clip(similarities, -1.0, 1.0) + np.float32(1.0)) * np.float32((len(chances) - 1) / 2))
+    found: Singles = chances[place.astype(np.int64)]
+    return found

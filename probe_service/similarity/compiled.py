@@ -14,7 +14,16 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["add_running_shares", "best_of_square", "count_tile", "quantize", "scores", "search_tile"]
+__all__ = [
+    "add_running_shares",
+    "best_of_square",
+    "count_tile",
+    "quantize",
+    "row_maxima",
+    "scores",
+    "search_tile",
+    "softmax_sums",
+]
 
 Floats = NDArray[np.float32]
 Exact = NDArray[np.float64]
@@ -23,6 +32,17 @@ Loop = TypeVar("Loop", bound=Callable[..., Any])
 
 _LONGEST = 2.0**20
 """Largest whole number that a length is scaled to, to find the largest one in whole numbers, as compilers can."""
+
+_AT_ONCE = 512
+"""Columns whose sums are made in float32, before they are added up in float64; what is noted of them stays in the cache."""
+_SMALLEST_EXPONENT = np.float32(-87.0)
+"""Weights of less than exp(this) are 0: float32 has no room for them."""
+_PER_OCTAVE, _OCTAVE, _OCTAVE_REST = (
+    np.float32(1.44269504),
+    np.float32(0.693145752),
+    np.float32(1.42860677e-6),
+)
+"""1 / ln 2; ln 2 in a part that whole numbers below 2⁹ multiply without rounding, and the rest."""
 
 _REORDERED = {"reassoc", "contract", "arcp", "nsz"}
 """Of what `fastmath` allows all but the promise that nothing is infinite."""
@@ -338,6 +358,122 @@ def count_tile(
             for j in range(columns):
                 if line[j] >= floor and (row_open[i] or column_open[j]):
                     count[places[j] - column_bins[j]] += np.int32(1)
+
+
+@_compiled("void(float32[:,::1],float32[::1],float32[::1],int64[:,::1])", reordered=False)
+def row_maxima(similarities: Floats, thresholds: Floats, maxima: Floats, above: Places) -> None:
+    """Find the largest similarity of each row, and count what reaches thresholds.
+
+    Args:
+        similarities: (b · rows, c), batch after batch.
+        thresholds: (t,).
+        maxima: (b · rows,) filled.
+        above: (b, t) added to: similarities of the batch that reach each threshold.
+    """
+    rows, columns = similarities.shape
+    rows_each = rows // len(above)
+    for i in range(rows):
+        line = similarities[i]
+        largest = line[0]
+        for j in range(columns):
+            largest = line[j] if line[j] > largest else largest
+        maxima[i] = largest
+        for t in range(len(thresholds)):
+            if largest >= thresholds[t]:
+                reached = np.int32(0)
+                for j in range(columns):
+                    reached += np.int32(line[j] >= thresholds[t])
+                above[i // rows_each, t] += reached
+
+
+@_compiled(
+    "void(float32[:,::1],float32[::1],float32,boolean[::1],boolean[:,::1],float32,float32[::1],float64[:,::1])"
+)
+def softmax_sums(
+    similarities: Floats,
+    maxima: Floats,
+    temperature: np.float32,
+    row_open: NDArray[np.bool_],
+    column_open: NDArray[np.bool_],
+    floor: np.float32,
+    chances: Floats,
+    sums: Exact,
+) -> None:
+    """Put weights in the place of similarities, exp((s − row's maximum) / T), and add them up by row.
+
+    Args:
+        similarities: (b · rows, c), batch after batch; −inf has weight 0. Overwritten.
+        maxima: (b · rows,) at least the largest of each row.
+        temperature: T.
+        row_open: (b · rows,) rows all of whose pairs are open.
+        column_open: (b, c) columns all of whose pairs are open; (b, 0) where no pair is open, whatever `row_open` says.
+        floor: The least similarity of open pairs that count in the worst case.
+        chances: (k,) what open pairs count as at k evenly spaced similarities from −1 to 1; (0,): nothing.
+        sums: (5, b · rows) filled with the sums of the weights, of their squares, of those of open pairs that count, with the
+            number of these pairs, and with the sum of the weights times chances of open pairs.
+    """
+    rows, columns = similarities.shape
+    rows_each = rows // len(column_open)
+    per_t = np.float32(1.0) / temperature
+    any_open, any_chances = column_open.shape[1] > 0, len(chances) > 0
+    last, half = np.int32(len(chances) - 1), np.float32((len(chances) - 1) / 2)
+    octaves = np.empty(_AT_ONCE, dtype=np.int32)
+    powers = octaves.view(np.float32)
+    counts, chance = np.zeros(_AT_ONCE, dtype=np.float32), np.zeros(_AT_ONCE, dtype=np.float32)
+    for i in range(rows):
+        top, this_open = maxima[i], row_open[i]
+        open_here = column_open[i // rows_each]
+        sums[:, i] = 0.0
+        for first in range(0, columns, _AT_ONCE):
+            line = similarities[i, first : first + _AT_ONCE]
+            width = len(line)
+            if any_open:
+                is_open = open_here[first : first + _AT_ONCE]
+                number = np.float32(0.0)
+                for j in range(width):
+                    reaches = (line[j] >= floor) & (this_open | is_open[j]) & (line[j] > -np.inf)
+                    counts[j] = np.float32(reaches)
+                    number += counts[j]
+                sums[3, i] += number
+                if any_chances:
+                    for j in range(width):
+                        place = (
+                            np.int32(np.rint((line[j] + np.float32(1.0)) * half))
+                            if line[j] > -1.0
+                            else np.int32(0)
+                        )
+                        chance[j] = chances[min(place, last)] * np.float32(this_open | is_open[j])
+            for j in range(width):
+                exponent = (line[j] - top) * per_t
+                exponent = exponent if exponent > _SMALLEST_EXPONENT else _SMALLEST_EXPONENT
+                whole = np.rint(exponent * _PER_OCTAVE)
+                rest = (exponent - whole * _OCTAVE) - whole * _OCTAVE_REST
+                power = np.float32(1.0 / 720.0)
+                power = power * rest + np.float32(1.0 / 120.0)
+                power = power * rest + np.float32(1.0 / 24.0)
+                power = power * rest + np.float32(1.0 / 6.0)
+                power = power * rest + np.float32(0.5)
+                power = power * rest + np.float32(1.0)
+                power = power * rest + np.float32(1.0)
+                octaves[j] = (np.int32(whole) + np.int32(127)) << np.int32(23)
+                line[j] = power if exponent > _SMALLEST_EXPONENT else np.float32(0.0)
+            total, squares, worst, expected = (
+                np.float32(0.0),
+                np.float32(0.0),
+                np.float32(0.0),
+                np.float32(0.0),
+            )
+            for j in range(width):
+                weight = line[j] * powers[j]
+                line[j] = weight
+                total += weight
+                squares += weight * weight
+                worst += weight * counts[j]
+                expected += weight * chance[j]
+            sums[0, i] += total
+            sums[1, i] += squares
+            sums[2, i] += worst
+            sums[4, i] += expected
 
 
 @_compiled(
