@@ -22,6 +22,7 @@ from probe_service.estimate.exact import (
     ShareGrid,
     expected_maximum,
 )
+from probe_service.estimate.integral import Counts
 from probe_service.estimate.limit import ShareScan, exact_scan, scan_of_points, scan_shares
 from probe_service.estimate.masking import Mask, MaskAccumulator, MaskEffect
 from probe_service.estimate.nulls import MatchedGaussian, isotropic
@@ -38,6 +39,7 @@ __all__ = [
     "BatchPairs",
     "BatchUnits",
     "BorrowedCurve",
+    "Counts",
     "Decomposition",
     "DecompositionAccumulator",
     "Evidence",

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from probe_service.estimate.integral import Counts, Floats, Histograms, PushIntegral
+from probe_service.estimate.integral import Counts, Floats, Histograms, Layer, PushIntegral
 
 __all__ = ["Decomposition", "DecompositionAccumulator"]
 
@@ -84,7 +84,8 @@ class DecompositionAccumulator:
     def add(
         self,
         rows: slice,
-        by_source: Histograms,
+        candidates: Layer,
+        by_source: Histograms | None,
         known_anchor: NDArray[np.int64],
         known_candidate: NDArray[np.int64],
         known_bin: NDArray[np.int64],
@@ -97,7 +98,8 @@ class DecompositionAccumulator:
 
         Args:
             rows: Which anchors.
-            by_source: (r, k, bins) their candidates by source and similarity; (r, 1, bins) with one source.
+            candidates: (r, bins) their candidates by similarity.
+            by_source: (r, k, bins) the same by source; None where there is one source.
             known_anchor: (p,) anchor of each known false negative of these anchors.
             known_candidate: (p,) its candidate.
             known_bin: (p,) the bin of its similarity.
@@ -106,16 +108,20 @@ class DecompositionAccumulator:
         Returns:
             (sizes, p) q_N(i, j) of the known false negatives.
         """
-        count, k, bins = by_source.shape
-        block = self._integral.block(Counts(by_source.sum(axis=1)))
-        mass = block.mass(Counts(by_source.swapaxes(0, 1).reshape(k * count, bins))).reshape(-1, k, count)
+        everything = Counts.of(candidates)
+        block = self._integral.block(everything)
+        k = 1
+        masses = [block.mass(everything)]
+        if by_source is not None:
+            k = by_source.shape[1]
+            masses = [block.mass(Counts(of_source)) for of_source in by_source.swapaxes(0, 1)]
         anchor_source = self._sources[rows]
         belongs = (anchor_source[None, :] == np.arange(k)[:, None]).astype(np.float64)
         cell = self._sources[known_anchor] * k + self._sources[known_candidate]
         found = np.zeros((len(self._sizes), len(known_anchor)))
         for at, size in enumerate(self._sizes):
             checkpoint()
-            push = block.received([size], list(mass.swapaxes(0, 1)))[:, 0].T
+            push = block.received([size], masses)[:, 0].T
             total = push.sum(axis=1, keepdims=True)
             scale = np.divide(1.0, total, out=np.zeros_like(total), where=total > 0)
             self.push[at] += belongs @ (push * scale)

@@ -14,7 +14,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 from scipy.special import gammaln
 
-from probe_service.estimate.integral import Counts, Floats, Histograms, PushIntegral
+from probe_service.estimate.integral import Counts, Floats, Histograms, Layer, PushIntegral
 
 __all__ = [
     "EXACT",
@@ -157,9 +157,9 @@ class ShareAccumulator:
 
     def add(
         self,
-        candidates: Histograms,
-        known: Histograms,
-        worst: Histograms | None,
+        candidates: Layer,
+        known: Layer,
+        worst: Layer | None,
         own: Floats | None,
         checkpoint: Callable[[], None],
     ) -> None:
@@ -172,12 +172,12 @@ class ShareAccumulator:
             own: (r,) similarity of the own positives; None for sentences.
             checkpoint: Called often; may raise.
         """
-        counts = Counts(candidates)
+        counts = Counts.of(candidates)
         if counts.each.max() > self._rows - 1:
             raise ValueError(f"an anchor has more than {self._rows - 1} candidates")
         block = self._integral.block(counts)
         masses = [block.mass(counts)]
-        masses += [block.mass(Counts(layer)) for layer in (known, worst) if layer is not None]
+        masses += [block.mass(Counts.of(layer)) for layer in (known, worst) if layer is not None]
         checkpoint()
         total, *layers = block.received(self._scan.sizes, masses)
         # q sums to 1 over the candidates of an anchor; dividing by the sum takes the rule's error out.
@@ -214,14 +214,14 @@ class ShareGrid:
 
     def add(
         self,
-        candidates: Histograms,
-        known: Histograms,
-        worst: Histograms | None,
+        candidates: Layer,
+        known: Layer,
+        worst: Layer | None,
         checkpoint: Callable[[], None] = lambda: None,
     ) -> None:
         """Take in the histograms of a block of anchors, as `ShareAccumulator.add` does."""
-        counts = Counts(candidates)
-        false = [Counts(layer) for layer in (known, worst) if layer is not None]
+        counts = Counts.of(candidates)
+        false = [Counts.of(layer) for layer in (known, worst) if layer is not None]
         for row, integral in enumerate(self._integrals):
             checkpoint()
             block = integral.block(counts)
@@ -253,7 +253,9 @@ def expected_maximum(candidates: Histograms, centres: Floats, batch_size: int) -
         # Many bins, few counts: looked up.
         probability = _all_among(count, batch_size - 1)
         rows = below[below[:, -1] == count, :-1]
-        expected += float((highest - probability[rows] @ steps).sum())
+        # Up to here all bins together add less than 1e-12.
+        first = int(np.searchsorted(probability[rows.max(axis=0, initial=0)], 1e-12))
+        expected += float((highest - probability.take(rows[:, first:]) @ steps[first:]).sum())
     return expected / len(below)
 
 

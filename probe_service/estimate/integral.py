@@ -34,6 +34,7 @@ __all__ = [
     "Counts",
     "Floats",
     "Histograms",
+    "Layer",
     "PushIntegral",
     "Singles",
 ]
@@ -81,6 +82,7 @@ class Counts:
     """
 
     def __init__(self, histograms: Histograms) -> None:
+        self.histograms = histograms
         occupied = np.flatnonzero(histograms.any(axis=0))
         first, stop = (int(occupied[0]), int(occupied[-1]) + 1) if len(occupied) else (0, 1)
         counts = histograms[:, first:stop].astype(np.float32)
@@ -88,6 +90,11 @@ class Counts:
         """(r,) candidates of each anchor."""
         self._thinned = [(first, counts)]
         self._multiplied: dict[int, Singles | sparse.csr_array] = {}
+
+    @classmethod
+    def of(cls, layer: Layer) -> Counts:
+        """What several figures are computed from is best looked at once for all of them."""
+        return layer if isinstance(layer, Counts) else cls(layer)
 
     def first(self, level: int) -> int:
         """The lowest occupied bin, or node of the histograms thinned by half `level` times."""
@@ -116,6 +123,10 @@ class Counts:
         return self._thinned[level]
 
 
+Layer = Histograms | Counts
+"""(r, bins) candidates of each anchor by similarity."""
+
+
 def _thin(first: int, counts: Singles) -> tuple[int, Singles]:
     """Share out what stands between every other node among its four neighbours.
 
@@ -132,8 +143,10 @@ def _thin(first: int, counts: Singles) -> tuple[int, Singles]:
     kept, between = counts[:, ::2], counts[:, 1::2]
     thinned = np.zeros((len(counts), kept.shape[1] + 3), dtype=np.float32)
     thinned[:, 1:-2] = kept
-    for shift, weight in enumerate((_FAR, _NEAR, _NEAR, _FAR)):
-        thinned[:, shift : shift + between.shape[1]] += weight * between
+    for weight, shifts in ((_FAR, (0, 3)), (_NEAR, (1, 2))):
+        part = weight * between
+        for shift in shifts:
+            thinned[:, shift : shift + between.shape[1]] += part
     return first // 2 - 1, thinned
 
 

@@ -20,7 +20,7 @@ from probe_service.estimate.integral import (
     BlockPush,
     Counts,
     Floats,
-    Histograms,
+    Layer,
     PushIntegral,
     Singles,
 )
@@ -125,22 +125,23 @@ class MaskAccumulator:
 
     def add(
         self,
-        candidates: Histograms,
-        known: Histograms,
-        worst: Histograms | None,
+        candidates: Layer,
+        known: Layer,
+        worst: Layer | None,
         own: Floats | None,
         checkpoint: Callable[[], None] = lambda: None,
     ) -> None:
         """Take in the histograms of a block of anchors, as `ShareAccumulator.add` does."""
-        everything = Counts(candidates)
+        everything, marked = Counts.of(candidates), Counts.of(known)
+        counted = None if worst is None else Counts.of(worst)
         before = self._integral.block(everything)
-        masses = [before.mass(everything), before.mass(Counts(known))]
+        masses = [before.mass(everything), before.mass(marked)]
         masked = [
             _Masked.of(
-                mask.keeps(self._centres, own, len(candidates)),
-                candidates,
-                known,
-                worst,
+                mask.keeps(self._centres, own, len(everything.each)),
+                everything,
+                marked,
+                counted,
                 before,
                 self._integral,
             )
@@ -183,22 +184,22 @@ class _Masked:
     def of(
         cls,
         kept: NDArray[np.bool_],
-        candidates: Histograms,
-        known: Histograms,
-        worst: Histograms | None,
+        candidates: Counts,
+        known: Counts,
+        worst: Counts | None,
         before: BlockPush,
         integral: PushIntegral,
     ) -> _Masked:
         """Mask all but the kept bins of these histograms, (r, bins) each."""
-        left = Counts(candidates * kept)
-        hidden = candidates.sum(axis=1, dtype=np.float64) - left.each
-        false = before.mass(Counts(known * kept))
+        left = Counts(candidates.histograms * kept)
+        hidden = candidates.each - left.each
+        false = before.mass(Counts(known.histograms * kept))
         return cls(
             hidden,
             integral.block(left, masked=hidden),
             before.mass(left),
             false,
-            false if worst is None else before.mass(Counts(worst * kept)),
+            false if worst is None else before.mass(Counts(worst.histograms * kept)),
         )
 
     def after_masking(self, sizes: Sequence[float]) -> tuple[Floats, Floats]:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from probe_service.estimate import (
     TEMPERATURES,
+    Counts,
     Decomposition,
     DecompositionAccumulator,
     ExactFigures,
@@ -144,9 +145,11 @@ class AllPairs:
             checkpoint=_go_on,
             sources=None if detail is None else detail.sources,
         ):
-            accumulator.add(found.candidates, found.known, found.worst, found.own, _go_on)
+            worst = None if found.worst is None else Counts(found.worst)
+            layers = Counts(found.candidates), Counts(found.known), worst
+            accumulator.add(*layers, found.own, _go_on)
             if detail is not None:
-                detail.add(found)
+                detail.add(found, *layers)
             above += found.above
             for at, size in enumerate(self.sizes):
                 hardest[at] += expected_maximum(found.candidates, BIN_CENTRES, size) * len(found.candidates)
@@ -281,15 +284,19 @@ class _Detail:
         )
         self._known: list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]] = []
 
-    def add(self, found: RowHistograms) -> None:
+    def add(self, found: RowHistograms, candidates: Counts, known: Counts, worst: Counts | None) -> None:
         """Take in the histograms of some anchors."""
-        self._grid.add(found.candidates, found.known, found.worst)
-        by_source = found.candidates[:, None, :] if found.by_source is None else found.by_source
+        self._grid.add(candidates, known, worst)
         push = self._parts.add(
-            found.rows, by_source, found.known_anchor, found.known_candidate, found.known_bin
+            found.rows,
+            candidates,
+            found.by_source,
+            found.known_anchor,
+            found.known_candidate,
+            found.known_bin,
         )
         self._known.append((found.known_anchor, found.known_candidate, push[0]))
-        self._masks.add(found.candidates, found.known, found.worst, found.own)
+        self._masks.add(candidates, known, worst, found.own)
 
     def columns(self) -> dict[str, NDArray[np.float64]]:
         """What the block leaves: sums, and the pairs one row each."""

@@ -69,7 +69,11 @@ class References:
     def parts(self) -> list[_Part]:
         """About a second's batches each."""
         total = min(self._most_batches, max(_FEWEST_BATCHES, _MOST_ROWS // self.size))
-        step = max(1, int(STEP_SECONDS / (8 * batch_seconds(self.size, self._population.anchors.shape[1]))))
+        dimension = self._population.anchors.shape[1]
+        seconds = 1e-3 + 5e-11 * dimension * self.size**2
+        if self._with_gradients:
+            seconds += 4 * batch_seconds(self.size, dimension)
+        step = max(1, int(STEP_SECONDS / seconds))
         return [_Part(first, min(step, total - first)) for first in range(0, total, step)]
 
     def run(self, part: _Part) -> None:
@@ -97,8 +101,8 @@ class References:
             "gaussian": _top_mean([gaussian.draw(rng, size) for gaussian in self._gaussians], self._k),
             "isotropic": _top_mean([isotropic(rng, size, dimension) for _ in self._gaussians], self._k),
         }
-        own, positives = population.own_similarity, population.positives
-        if positives is not None or own is not None:
+        if self._with_gradients:
+            own, positives = population.own_similarity, population.positives
             errors = gradient_errors(
                 anchors,
                 anchors if positives is None else torch.from_numpy(positives[batch]),
@@ -120,6 +124,10 @@ class References:
             isotropic_top_k_mean=found["isotropic"],
             gradient={dtype: found[dtype] for dtype in DTYPES if dtype in found},
         )
+
+    @property
+    def _with_gradients(self) -> bool:
+        return self._population.positives is not None or self._population.own_similarity is not None
 
     def _file(self, part: _Part) -> str:
         return f"{self.name}-{part.first}.npz"

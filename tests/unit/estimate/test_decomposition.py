@@ -29,7 +29,9 @@ def decomposed(s, known, sources, sizes, temperature, *, blocks=2):
         anchor, candidate = np.nonzero(known[block])
         anchor = anchor + block.start
         bins = np.rint((s[anchor, candidate] + 1) * 1024).astype(np.int64)
-        push[:, anchor, candidate] = part.add(block, columns[block], anchor, candidate, bins)
+        push[:, anchor, candidate] = part.add(
+            block, columns[block].sum(axis=1), columns[block], anchor, candidate, bins
+        )
         for name in ("by_anchor", "by_candidate", "false", "push"):
             setattr(whole, name, getattr(whole, name) + getattr(part, name))
     return whole.decompositions(), push
@@ -81,9 +83,10 @@ def test_one_source_and_no_known_pair():
     s, known = small_corpus(3, 9)
     accumulator = DecompositionAccumulator(CENTRES, rows=9, sizes=[2], temperature=0.05)
     nothing = np.zeros(0, dtype=np.int64)
-    assert accumulator.add(
-        slice(0, 9), histogram(s, others(s))[:, None], nothing, nothing, nothing
-    ).shape == (1, 0)
+    assert accumulator.add(slice(0, 9), histogram(s, others(s)), None, nothing, nothing, nothing).shape == (
+        1,
+        0,
+    )
     (found,) = accumulator.decompositions()
     assert found.share == 0.0
     assert found.push == pytest.approx(np.ones((1, 1)))
