@@ -305,7 +305,7 @@ class BlockPush:
             own: (r,) s⁺, where exp(s⁺/T) is in the denominator too, as in an InfoNCE update.
         """
         stacked = np.stack([mass[: min(map(len, masses))] for mass in masses])
-        positive = None if own is None else self._with_positive(own)
+        positive = self._no_positive if own is None else self._with_positive(own)
         found = np.empty((len(masses), len(sizes), len(self.candidates_each)))
         for at, size in enumerate(sizes):
             coefficients = self._coefficients(size, positive)[: stacked.shape[1]]
@@ -319,30 +319,34 @@ class BlockPush:
             size: N.
             bins: Which bins.
         """
-        coefficients = self._coefficients(size, None)
+        coefficients = self._coefficients(size, self._no_positive)
         found: Singles = coefficients.T @ self.tables.push_by_bin[bins, : len(coefficients)].T
         return found
 
-    def _coefficients(self, size: float, positive: Singles | None) -> Singles:
+    def _coefficients(self, size: float, positive: Singles) -> Singles:
         """Return (p, r) a with Σ_t a[t, i] · `push`[bin, t] ∝ q_i of a candidate in that bin, as far as A_m is not gone."""
+        from probe_service.estimate import compiled
+
         drawn = size - 2
         points = self.points
         if drawn:
             points = min(points, int(np.searchsorted(self._slowest_decay, _GONE / drawn)) + 2)
-        exponent = self.shrink[:points] * np.float32(1 - drawn)
-        exponent += self.log_phi[:points]
-        exponent *= np.float32(drawn)
-        coefficients: Singles = np.exp(exponent, out=exponent)
-        if positive is not None:
-            coefficients *= positive[:points]
-        if drawn:
-            # The second term of B, y_j A_{m−1}, made of x y at t and y at t: x y² is x y at 2t.
-            ratio = (drawn / (1.0 - (drawn - 1) / self.candidates_each)).astype(np.float32)
-            itself = self._itself[: points - 1] * ratio
-            np.minimum(itself, self._itself_at_most[: points - 1], out=itself)
-            itself *= coefficients[:-1]
-            coefficients[1:] -= itself
-        return coefficients
+        found = np.empty((points, len(self.candidates_each)), dtype=np.float32)
+        compiled.push_coefficients(
+            self.log_phi,
+            self.shrink,
+            self._itself,
+            self._itself_at_most,
+            positive,
+            (drawn / (1.0 - (drawn - 1) / self.candidates_each)).astype(np.float32),
+            np.float32(drawn),
+            found,
+        )
+        return found
+
+    @property
+    def _no_positive(self) -> Singles:
+        return np.empty((0, len(self.candidates_each)), dtype=np.float32)
 
     def _with_positive(self, own: Floats) -> Singles:
         exponent = -self.tables.times[: self.points, None] * np.exp(_log_x(own, self.tables.temperature))

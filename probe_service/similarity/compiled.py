@@ -1,18 +1,16 @@
 """Loops over similarities that torch has no operation for, compiled by numba.
 
 Only modules that are about to search import this one, inside their functions: importing it loads numba, and the first time on
-a machine compiles the loops. What is compiled is kept beside this file, or where that folder is read-only in the user's
-cache or in NUMBA_CACHE_DIR; where nothing can be written, every process compiles anew.
+a machine compiles the loops (see `probe_service.loops`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
-
 import numba
 import numpy as np
 from numpy.typing import NDArray
+
+from probe_service.loops import REORDERED, compiled, exponentials
 
 __all__ = [
     "add_running_shares",
@@ -28,41 +26,15 @@ __all__ = [
 Floats = NDArray[np.float32]
 Exact = NDArray[np.float64]
 Places = NDArray[np.int64]
-Loop = TypeVar("Loop", bound=Callable[..., Any])
 
 _LONGEST = 2.0**20
 """Largest whole number that a length is scaled to, to find the largest one in whole numbers, as compilers can."""
 
 _AT_ONCE = 512
 """Columns whose sums are made in float32, before they are added up in float64; what is noted of them stays in the cache."""
-_SMALLEST_EXPONENT = np.float32(-87.0)
-"""Weights of less than exp(this) are 0: float32 has no room for them."""
-_PER_OCTAVE, _OCTAVE, _OCTAVE_REST = (
-    np.float32(1.44269504),
-    np.float32(0.693145752),
-    np.float32(1.42860677e-6),
-)
-"""1 / ln 2; ln 2 in a part that whole numbers below 2⁹ multiply without rounding, and the rest."""
-
-_REORDERED = {"reassoc", "contract", "arcp", "nsz"}
-"""Of what `fastmath` allows all but the promise that nothing is infinite."""
 
 
-def _compiled(signature: str, *, reordered: bool = True) -> Callable[[Loop], Loop]:
-    """Compile for these types alone, free of Python's lock; additions may be reordered, the same way every time."""
-
-    def compile_loop(loop: Loop) -> Loop:
-        options = {"nogil": True, "fastmath": _REORDERED if reordered else False, "error_model": "numpy"}
-        try:
-            found: Loop = numba.njit(signature, cache=True, **options)(loop)
-        except RuntimeError:  # no folder can be written
-            found = numba.njit(signature, **options)(loop)
-        return found
-
-    return compile_loop
-
-
-@numba.njit(fastmath=_REORDERED)  # type: ignore[untyped-decorator]
+@numba.njit(fastmath=REORDERED)  # type: ignore[untyped-decorator]
 def _dot(x: Floats, y: Floats) -> float:
     # Compiled once for all that call it, so that they add in the same order.
     total = 0.0
@@ -71,14 +43,14 @@ def _dot(x: Floats, y: Floats) -> float:
     return total
 
 
-@_compiled("void(float32[:,::1],float32[:,::1],int64[::1],int64[::1],float64[::1])")
+@compiled("void(float32[:,::1],float32[:,::1],int64[::1],int64[::1],float64[::1])")
 def scores(left: Floats, right: Floats, row: Places, column: Places, out: Exact) -> None:
     """Put the products of pairs of rows into `out`, in float64; equal rows give equal products to the last bit."""
     for p in range(len(row)):
         out[p] = _dot(left[row[p]], right[column[p]])
 
 
-@_compiled("void(float32[:,::1],float32[::1],float32[::1],int8[:,::1],float32[:,::1])")
+@compiled("void(float32[:,::1],float32[::1],float32[::1],int8[:,::1],float32[:,::1])")
 def quantize(rows: Floats, mean: Floats, other_mean: Floats, codes: NDArray[np.int8], terms: Floats) -> None:
     """Write each row, less the mean, as a scale times whole numbers from −127 to 127.
 
@@ -121,7 +93,7 @@ def quantize(rows: Floats, mean: Floats, other_mean: Floats, codes: NDArray[np.i
         terms[3, i] = length * up
 
 
-@_compiled(
+@compiled(
     "int64(int32[:,::1],float32[:,::1],float32[:,::1],int64[::1],int64[::1],float32[:,::1],float32[:,::1],"
     "int64,int64,boolean,float64,float64,float64,int64,float64[::1],int64[::1],int64[::1])"
 )
@@ -209,7 +181,7 @@ def search_tile(
     return found
 
 
-@_compiled(
+@compiled(
     "void(int32[:,::1],float32[:,::1],float32[:,::1],float32[:,::1],float32[:,::1],"
     "int64,boolean,float64,float64,float64[::1])"
 )
@@ -299,7 +271,7 @@ def best_of_square(
                 least = np.float32(floor - given)
 
 
-@_compiled(
+@compiled(
     "void(float32[:,::1],uint32[::1],boolean[::1],boolean[::1],float32,float32[::1],"
     "int32[:,::1],int32[:,::1],int64[::1])",
     reordered=False,
@@ -360,7 +332,7 @@ def count_tile(
                     count[places[j] - column_bins[j]] += np.int32(1)
 
 
-@_compiled("void(float32[:,::1],float32[::1],float32[::1],int64[:,::1])", reordered=False)
+@compiled("void(float32[:,::1],float32[::1],float32[::1],int64[:,::1])", reordered=False)
 def row_maxima(similarities: Floats, thresholds: Floats, maxima: Floats, above: Places) -> None:
     """Find the largest similarity of each row, and count what reaches thresholds.
 
@@ -386,7 +358,7 @@ def row_maxima(similarities: Floats, thresholds: Floats, maxima: Floats, above: 
                 above[i // rows_each, t] += reached
 
 
-@_compiled(
+@compiled(
     "void(float32[:,::1],float32[::1],float32,boolean[::1],boolean[:,::1],float32,float32[::1],float64[:,::1])"
 )
 def softmax_sums(
@@ -418,7 +390,6 @@ def softmax_sums(
     any_open, any_chances = column_open.shape[1] > 0, len(chances) > 0
     last, half = np.int32(len(chances) - 1), np.float32((len(chances) - 1) / 2)
     octaves = np.empty(_AT_ONCE, dtype=np.int32)
-    powers = octaves.view(np.float32)
     counts, chance = np.zeros(_AT_ONCE, dtype=np.float32), np.zeros(_AT_ONCE, dtype=np.float32)
     for i in range(rows):
         top, this_open = maxima[i], row_open[i]
@@ -444,19 +415,8 @@ def softmax_sums(
                         )
                         chance[j] = chances[min(place, last)] * np.float32(this_open | is_open[j])
             for j in range(width):
-                exponent = (line[j] - top) * per_t
-                exponent = exponent if exponent > _SMALLEST_EXPONENT else _SMALLEST_EXPONENT
-                whole = np.rint(exponent * _PER_OCTAVE)
-                rest = (exponent - whole * _OCTAVE) - whole * _OCTAVE_REST
-                power = np.float32(1.0 / 720.0)
-                power = power * rest + np.float32(1.0 / 120.0)
-                power = power * rest + np.float32(1.0 / 24.0)
-                power = power * rest + np.float32(1.0 / 6.0)
-                power = power * rest + np.float32(0.5)
-                power = power * rest + np.float32(1.0)
-                power = power * rest + np.float32(1.0)
-                octaves[j] = (np.int32(whole) + np.int32(127)) << np.int32(23)
-                line[j] = power if exponent > _SMALLEST_EXPONENT else np.float32(0.0)
+                line[j] = (line[j] - top) * per_t
+            exponentials(line, octaves)
             total, squares, worst, expected = (
                 np.float32(0.0),
                 np.float32(0.0),
@@ -464,8 +424,7 @@ def softmax_sums(
                 np.float32(0.0),
             )
             for j in range(width):
-                weight = line[j] * powers[j]
-                line[j] = weight
+                weight = line[j]
                 total += weight
                 squares += weight * weight
                 worst += weight * counts[j]
@@ -476,7 +435,7 @@ def softmax_sums(
             sums[4, i] += expected
 
 
-@_compiled(
+@compiled(
     "void(float32[:,::1],int64,float64,int64[::1],int64[::1],boolean[::1],float64,float64[::1],float64[::1])",
     reordered=False,
 )
