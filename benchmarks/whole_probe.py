@@ -2,8 +2,9 @@
 
     python benchmarks/whole_probe.py TEXTS.jsonl[.gz] --rows 20000 --pairs 5
 
-Each run is a process of its own, so that imports and model loading count. What a probe gives beyond the peer's curve (S with
-intervals, nulls, n_max, remedies) is in its time. Prints a table in Markdown, and JSON with ``--json FILE``.
+Each run is a process of its own, so that imports and model loading count. Where the rows have a column ``group``, the peer too
+computes S. What a probe gives beyond the peer's curves (intervals, S at every integer, nulls, n_max, remedies) is in its time.
+Prints a table in Markdown, and JSON with ``--json FILE``.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from naive_probe import read_texts
+from naive_probe import read_groups, read_texts
 
 HERE = Path(__file__).resolve().parent
 
@@ -40,9 +41,11 @@ def main() -> None:
     rows: dict[str, list[float]] = {name: [] for name in ("naive", "cold", "warm")}
     with tempfile.TemporaryDirectory() as scratch:
         corpus = Path(scratch) / "rows.jsonl"
+        texts, groups = read_texts(given.corpus, given.rows), read_groups(given.corpus, given.rows)
         with corpus.open("w", encoding="utf-8") as lines:
-            for text in read_texts(given.corpus, given.rows):
-                lines.write(json.dumps({"text": text}) + "\n")
+            for at, text in enumerate(texts):
+                row = {"text": text} if groups is None else {"text": text, "group": str(groups[at])}
+                lines.write(json.dumps(row) + "\n")
         sizes = [str(size) for size in given.sizes]
         naive = [sys.executable, str(HERE / "naive_probe.py"), str(corpus)]
         naive += ["--rows", str(given.rows), "--sizes", *sizes]
@@ -56,11 +59,15 @@ def main() -> None:
             for name in ("cold", "warm"):
                 seconds, printed = seconds_of(ours, environment)
                 rows[name].append(seconds)
-            curve = {p["batch_size"]: p["top_k_mean"]["value"] for p in json.loads(printed)["curve"]}
-            apart = max(abs(curve[int(size)] - top) for size, top in peer["top_k_mean"].items())
+            curve = {str(point["batch_size"]): point for point in json.loads(printed)["curve"]}
+            figures = ["top_k_mean", *(["false_negative_softmax_share"] if groups is not None else [])]
+            apart = ", ".join(
+                f"{name} at most {max(abs(curve[n][name]['value'] - theirs) for n, theirs in peer[name].items()):.4f}"
+                for name in figures
+            )
             print(
                 f"pair {pair + 1}: naive {rows['naive'][-1]:.1f} s (encoding {peer['encode_seconds']:.1f} s), cold"
-                f" {rows['cold'][-1]:.1f} s, warm {rows['warm'][-1]:.1f} s; top_k_mean at most {apart:.4f} apart",
+                f" {rows['cold'][-1]:.1f} s, warm {rows['warm'][-1]:.1f} s; apart: {apart}",
                 file=sys.stderr,
             )
     ratio = {
