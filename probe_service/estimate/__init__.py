@@ -1,4 +1,4 @@
-"""Estimation: batches to figures with intervals. numpy and scipy only."""
+"""Estimation: batches to figures with intervals. numpy and scipy only, but for loops that numba compiles."""
 
 from __future__ import annotations
 
