@@ -77,7 +77,7 @@ class PairListing:
         found = self._scratch.load_columns([f"{self.name}.npz"])
         pairs = TopPairs(found["similarity"], found["pairs"][:, 0], found["pairs"][:, 1])
         listed = PairList(pairs, len(self._population), float(found["complete_above"][0]))
-        return listed, listed.without(found["known"])
+        return listed, listed.without(found["known"]) if found["known"].any() else listed
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,9 @@ class ListedCurve:
         batches = self._population.plan.batches(self._size, WHOLE, part.first, part.count)
         listed, unknown = self._listing.result
         found = measure_subsets(listed, batches, k=self._k, checkpoint=checkpoint)
-        masked = measure_subsets(unknown, batches, k=self._k, checkpoint=checkpoint)
+        masked = found
+        if unknown is not listed:
+            masked = measure_subsets(unknown, batches, k=self._k, checkpoint=checkpoint)
         # A batch without any pair has none above.
         any_above = (found.top_k[:, :1] >= np.array(SIMILARITY_THRESHOLDS)).astype(np.float64)
         columns = {"top_k": found.top_k, "masked_top_k": masked.top_k, "any_above": any_above}

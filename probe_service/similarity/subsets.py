@@ -9,13 +9,14 @@ N = 128 on).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from probe_service.similarity.pairs import TopPairs, top_pairs
+from probe_service.similarity.threads import in_turn
 
 __all__ = ["PairList", "SubsetMeasurements", "measure_subsets", "most_similar_pairs"]
 
@@ -60,14 +61,11 @@ class SubsetMeasurements:
 
     Args:
         top_k: (b, k) the k largest similarities of negative pairs, descending; NaN where the list holds fewer.
-        pairs_above: (b, t) negative pairs with similarity ≥ each threshold; NaN for a threshold that the list does not
-            reach down to.
         too_short: (b,) bool, batches of which the list holds fewer than k pairs although there may be more. Their
             `top_k` must be measured directly.
     """
 
     top_k: Floats
-    pairs_above: Floats
     too_short: NDArray[np.bool_]
 
 
@@ -98,15 +96,14 @@ def measure_subsets(
     batches: Places,
     *,
     k: int,
-    thresholds: Sequence[float] = (),
     checkpoint: Callable[[], None],
 ) -> SubsetMeasurements:
-    """Find the k most similar pairs of each batch, and count those above thresholds, by going through the list.
+    """Find the k most similar pairs of each batch by going through the list.
 
     The naive equivalent for one batch::
 
         inside = [s for s, i, j in listed if i in batch and j in batch]
-        inside[:k];  [sum(s >= threshold for s in inside) for threshold in thresholds]
+        inside[:k]
 
     Similarities are the list's, in float64: a direct measurement in float32 gives the same up to its rounding.
 
@@ -114,51 +111,37 @@ def measure_subsets(
         listed: The most similar pairs of n rows.
         batches: (b, N) the rows of each batch, 0 … n − 1, each at most once.
         k: How many.
-        thresholds: Similarities; those at or below `listed.complete_above` cannot be counted.
         checkpoint: Called after every 64 batches; may raise to abandon the work.
     """
-    similarity = listed.pairs.similarity
-    levels = np.asarray(thresholds, dtype=np.float64)
-    countable = levels > listed.complete_above
-    ends = np.searchsorted(-similarity, -levels[countable], side="right")
-    top_k = np.full((len(batches), k), np.nan)
-    above = np.full((len(batches), len(levels)), np.nan)
-    for first in range(0, len(batches), _TOGETHER):
-        together = slice(first, first + _TOGETHER)
-        top_k[together], above[together, countable] = _scan(listed, batches[together], k, ends)
+    parts = [batches[first : first + _TOGETHER] for first in range(0, len(batches), _TOGETHER)]
+    found = [np.empty((0, k))]
+    for best in in_turn(lambda part: _scan(listed, part, k), parts):
+        found.append(best)
         checkpoint()
+    top_k = np.concatenate(found)
     too_short = np.isnan(top_k).any(axis=1) & (listed.complete_above > -np.inf)
-    return SubsetMeasurements(top_k, above, too_short)
+    return SubsetMeasurements(top_k, too_short)
 
 
-def _scan(listed: PairList, batches: Places, k: int, ends: Places) -> tuple[Floats, Floats]:
-    """Go through the list once for at most 64 batches.
-
-    Returns:
-        The k largest similarities (b, k), NaN where there are fewer; and how many of the first `ends` pairs each batch
-        has (b, t).
-    """
+def _scan(listed: PairList, batches: Places, k: int) -> Floats:
+    """Return (b, k) the k largest similarities of at most 64 batches, NaN where there are fewer, in one go through the list."""
     anchor, candidate, similarity = listed.pairs.anchor, listed.pairs.candidate, listed.pairs.similarity
     has_row = np.zeros((listed.rows, _TOGETHER), dtype=bool)
     has_row[batches, np.arange(len(batches))[:, None]] = True
     batches_of = np.packbits(has_row, axis=1).view(np.uint64)[:, 0]
     top = np.full((len(batches), k), np.nan)
-    above = np.zeros((len(batches), len(ends)))
     found = np.zeros(len(batches), dtype=np.int64)
     start, length = 0, _FIRST_STRETCH
-    counted_to = ends.max(initial=0)
-    while start < len(similarity) and (start < counted_to or (found < k).any()):
-        stop = min([len(similarity), start + length, *ends[ends > start]])
+    while start < len(similarity) and (found < k).any():
+        stop = min(len(similarity), start + length)
         both = batches_of[anchor[start:stop]] & batches_of[candidate[start:stop]]
         shared = np.flatnonzero(both)
         inside = np.unpackbits(both[shared].view(np.uint8).reshape(-1, 8), axis=1)[:, : len(batches)]
         count = inside.sum(axis=0, dtype=np.int64)
-        if (found < k).any():
-            batch, place = np.nonzero(inside.T)
-            rank = np.arange(len(batch)) + np.repeat(found - np.cumsum(count) + count, count)
-            wanted = rank < k
-            top[batch[wanted], rank[wanted]] = similarity[start + shared[place[wanted]]]
+        batch, place = np.nonzero(inside.T)
+        rank = np.arange(len(batch)) + np.repeat(found - np.cumsum(count) + count, count)
+        wanted = rank < k
+        top[batch[wanted], rank[wanted]] = similarity[start + shared[place[wanted]]]
         found += count
-        above[:, ends == stop] = found[:, None]
         start, length = stop, min(2 * length, _LONGEST_STRETCH)
-    return top, above
+    return top

@@ -24,11 +24,11 @@ def draw_batches(rng, n, size, count):
     return np.stack([rng.choice(n, size, replace=False) for _ in range(count)])
 
 
-def direct(pairs, batch, k, thresholds):
-    """The k largest and the counts, from all pairs of the corpus (similarity, i, j), by a loop."""
+def direct(pairs, batch, k):
+    """The k largest, from all pairs of the corpus (similarity, i, j), by a loop."""
     rows = set(batch.tolist())
     inside = sorted((s for s, i, j in pairs if i in rows and j in rows), reverse=True)
-    return inside[:k] + [np.nan] * (k - len(inside)), [sum(s >= t for s in inside) for t in thresholds]
+    return inside[:k] + [np.nan] * (k - len(inside))
 
 
 @settings(max_examples=60, deadline=None)
@@ -44,35 +44,28 @@ def test_equal_to_direct_search_with_ties(n, k, count, ordered, mask, seed):
     rng = np.random.default_rng(seed)
     anchors = exact_rows(rng, n)
     candidates = exact_rows(rng, n) if ordered else None
-    thresholds = (1.0, 0.5, 0.25, 0.0, -1.0)
     groups = rng.integers(0, 4, n)
     pairs = negative_pairs(anchors, candidates)
     listed = most_similar_pairs(anchors, candidates, count=count, checkpoint=nothing)
     holds_all = count >= len(pairs)
-    last = sorted((s for s, _, _ in pairs), reverse=True)[min(count, len(pairs)) - 1]
     if mask:
         listed = listed.without(groups[listed.pairs.anchor] == groups[listed.pairs.candidate])
         pairs = [(s, i, j) for s, i, j in pairs if groups[i] != groups[j]]
     in_list = set(zip(listed.pairs.anchor.tolist(), listed.pairs.candidate.tolist(), strict=True))
     batches = draw_batches(rng, n, int(rng.integers(2, n + 1)), 70)  # more than fit one word
-    found = measure_subsets(listed, batches, k=k, thresholds=thresholds, checkpoint=nothing)
-    for batch, top, above, short in zip(
-        batches, found.top_k, found.pairs_above, found.too_short, strict=True
-    ):
-        true_top, true_above = direct(pairs, batch, k, thresholds)
+    found = measure_subsets(listed, batches, k=k, checkpoint=nothing)
+    for batch, top, short in zip(batches, found.top_k, found.too_short, strict=True):
         held = sum(i in batch and j in batch for i, j in in_list)
         assert short == (held < k and not holds_all)
         if not short:
-            np.testing.assert_array_equal(top, true_top)
-        countable = [holds_all or threshold > last for threshold in thresholds]
-        np.testing.assert_array_equal(above, np.where(countable, true_above, np.nan))
+            np.testing.assert_array_equal(top, direct(pairs, batch, k))
 
 
 @pytest.mark.parametrize("ordered", [False, True])
 @pytest.mark.parametrize(("size", "count"), [(2, 10**6), (6, 60_000), (40, 15_000), (150, 3_000)])
 def test_two_hundred_batches_of_clustered_rows(size, count, ordered):
     rng = np.random.default_rng(size)
-    n, k, thresholds = 300, 4, (0.95, 0.8)
+    n, k = 300, 4
     groups = rng.integers(0, 60, n)
     anchors = unit_rows(rng, 60, 24)[groups] + 0.1 * unit_rows(rng, n, 24)
     anchors /= np.linalg.norm(anchors, axis=1, keepdims=True)
@@ -88,10 +81,8 @@ def test_two_hundred_batches_of_clustered_rows(size, count, ordered):
     whole = np.clip(anchors.astype(np.float64) @ right.astype(np.float64).T, -1.0, 1.0)
     same = groups[:, None] == groups[None, :]
     for left_out, some in ((np.zeros_like(same), listed), (same, listed.without(known))):
-        found = measure_subsets(some, batches, k=k, thresholds=thresholds, checkpoint=nothing)
-        for batch, top, above, short in zip(
-            batches, found.top_k, found.pairs_above, found.too_short, strict=True
-        ):
+        found = measure_subsets(some, batches, k=k, checkpoint=nothing)
+        for batch, top, short in zip(batches, found.top_k, found.too_short, strict=True):
             block = whole[np.ix_(batch, batch)]
             negative = ~np.eye(size, dtype=bool) if ordered else np.triu(np.ones((size, size), bool), 1)
             # For sentences a pair stands in the list with the smaller row first; the matrix is symmetric.
@@ -100,8 +91,6 @@ def test_two_hundred_batches_of_clustered_rows(size, count, ordered):
                 expected = np.full(k, np.nan)
                 expected[: min(k, len(values))] = values[:k]
                 np.testing.assert_allclose(top, expected, atol=1e-12)
-            if not np.isnan(above).any():
-                assert above.tolist() == [(values >= threshold).sum() for threshold in thresholds]
         assert found.too_short.mean() < 0.5  # so that not all batches are passed over
         if some is listed:
             for row in np.flatnonzero(~found.too_short)[:10]:
@@ -115,16 +104,13 @@ def test_a_list_too_short_says_so_for_those_batches_alone():
     rows = np.float32([[1, 0, 0], [1, 0, 0], [2**-0.5, 2**-0.5, 0], [0, 0, 1]])
     listed = most_similar_pairs(rows, count=1, checkpoint=nothing)
     batches = np.array([[1, 0], [2, 1], [3, 0]])
-    found = measure_subsets(listed, batches, k=1, thresholds=(1.0, 0.9), checkpoint=nothing)
+    found = measure_subsets(listed, batches, k=1, checkpoint=nothing)
     assert found.too_short.tolist() == [False, True, True]
     assert found.top_k[0].tolist() == [1.0]
-    # There may be further pairs at exactly 1.0 that the list has no room for.
-    np.testing.assert_array_equal(found.pairs_above, [[np.nan, np.nan]] * 3)
     whole = most_similar_pairs(rows, count=100, checkpoint=nothing)
-    found = measure_subsets(whole, batches, k=2, thresholds=(1.0, 0.5), checkpoint=nothing)
+    found = measure_subsets(whole, batches, k=2, checkpoint=nothing)
     assert not found.too_short.any()
     np.testing.assert_allclose(found.top_k, [[1, np.nan], [0.5**0.5, np.nan], [0, np.nan]], atol=1e-7)
-    np.testing.assert_array_equal(found.pairs_above, [[1, 1], [0, 1], [0, 0]])
 
 
 def test_both_steps_can_be_abandoned():
