@@ -240,7 +240,9 @@ class Workspace:
 
     def encode(self, part: int) -> dict[str, Any]:
         """Encode one part of the distinct texts into the cache of vectors."""
-        encode_with_cache(self._encoder, self._texts[part], self._cache, checkpoint=self._checkpoint)
+        texts = self._texts[part]
+        if not self._cache.holds(texts):
+            encode_with_cache(self._encoder, texts, self._cache, checkpoint=self._checkpoint)
         return {}
 
     def begin(self, rows: int, request: ProbeRequest) -> Workspace:
