@@ -119,8 +119,7 @@ def measure_subsets(
         found.append(best)
         checkpoint()
     top_k = np.concatenate(found)
-    too_short: NDArray[np.bool_] = np.isnan(top_k).any(axis=1)
-    too_short &= listed.complete_above > -np.inf
+    too_short = np.isnan(top_k[:, -1]) & (listed.complete_above > -np.inf)
     return SubsetMeasurements(top_k, too_short)
 
 
