@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 
 from probe_service.errors import CorpusError
 from probe_service.estimate import SUB_POOLS, borrowed_curve
-from probe_service.measure import Shares, run_all
+from probe_service.measure import LARGEST_EXACT_CORPUS, Shares, run_all
 from probe_service.reporting import at_sizes
 from probe_service.schemas import CurvePoint, EarlyStop, Estimate, ProbeRequest, SamplerKind
 from probe_service.workspace import DEFAULT_LARGEST_SIZE, Wave, Workspace
@@ -153,7 +153,8 @@ def _deciding(point: CurvePoint) -> list[Estimate]:
 
 def _measuring_seconds(rows: int, largest_size: int) -> float:
     """A guess of what measuring so many rows takes on two cores (benchmarks/scaling.py)."""
-    return 3.0 + 6e-4 * rows + 1e-8 * rows**2 + 3e-3 * largest_size
+    compared = min(rows, LARGEST_EXACT_CORPUS)
+    return 2.0 + 1.5e-4 * rows + 1.5e-8 * compared**2 + 2e-3 * largest_size
 
 
 def _file(rows: int) -> str:

@@ -6,7 +6,7 @@ measurement can be cancelled between them.
 
 from __future__ import annotations
 
-from probe_service.measure.all_pairs import AllPairs, AllPairsInDetail
+from probe_service.measure.all_pairs import LARGEST_EXACT_CORPUS, AllPairs, AllPairsInDetail
 from probe_service.measure.batches import Batches
 from probe_service.measure.draws import EpochDraws, no_full_batch
 from probe_service.measure.listed import ListedCurve
@@ -16,6 +16,7 @@ from probe_service.measure.shares import Shares
 from probe_service.measure.task import Task, run_all
 
 __all__ = [
+    "LARGEST_EXACT_CORPUS",
     "MOST_BATCHES",
     "AllPairs",
     "AllPairsInDetail",

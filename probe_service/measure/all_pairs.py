@@ -32,7 +32,7 @@ from probe_service.scratch import Scratch
 from probe_service.similarity import BIN_CENTRES, RowHistograms, in_turn, row_histograms
 from probe_service.workspace import Population
 
-__all__ = ["AllPairs", "AllPairsInDetail", "exact_limit"]
+__all__ = ["LARGEST_EXACT_CORPUS", "AllPairs", "AllPairsInDetail", "exact_limit"]
 
 LARGEST_EXACT_CORPUS = 50_000
 """Rows up to which all pairs are looked at; their number grows with the square."""
