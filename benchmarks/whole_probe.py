@@ -44,7 +44,7 @@ def served(client: httpx.Client, corpus: Path, sizes: list[int], rows: int) -> f
         sent = client.post("/v1/probes", files={"file": lines}, data={"request": json.dumps(request)})
     sent.raise_for_status()
     while (state := client.get(sent.headers["location"]).json())["state"] in ("queued", "running"):
-        time.sleep(0.05)
+        time.sleep(0.2)
     if state["state"] != "succeeded":
         raise SystemExit(f"the job {state['state']}: {state['error']}")
     return time.perf_counter() - began

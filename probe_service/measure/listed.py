@@ -24,6 +24,8 @@ SMALLEST_LISTED_SIZE = 128
 LISTED_BATCHES = 1_000
 _KNOWN_AT_ONCE = 65_536
 _BATCHES_AT_ONCE = 256
+_PAIRS_ENOUGH = 8
+"""A list that is expected to hold so many times k pairs of a batch is hardly ever too short."""
 
 
 class PairListing:
@@ -121,9 +123,13 @@ class ListedCurve:
         return f"listed-{self._population.name}-{self._size}"
 
     def parts(self) -> list[_Part]:
-        """Some hundred batches each; fewer where a direct measurement of all of them would take long."""
-        seconds = batch_seconds(self._size, self._population.anchors.shape[1]) / 4
-        step = max(1, min(_BATCHES_AT_ONCE, int(STEP_SECONDS / seconds)))
+        """Some hundred batches each; fewer where the list may be too short and direct measurements would take long."""
+        rows = len(self._population)
+        expected = min(1.0, LISTED_PAIRS / (rows * (rows - 1) / 2)) * self._size * (self._size - 1) / 2
+        step = _BATCHES_AT_ONCE
+        if expected < _PAIRS_ENOUGH * self._k:
+            seconds = batch_seconds(self._size, self._population.anchors.shape[1]) / 4
+            step = max(1, min(step, int(STEP_SECONDS / seconds)))
         return [_Part(first, min(step, LISTED_BATCHES - first)) for first in range(0, LISTED_BATCHES, step)]
 
     def run(self, part: _Part) -> None:
