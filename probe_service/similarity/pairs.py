@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from probe_service.similarity.device import pairs_by_device
 from probe_service.similarity.screen import Screen, int8_pays, rounding_of_float32
-from probe_service.similarity.threads import in_turn
+from probe_service.similarity.threads import alone, in_turn
 
 __all__ = ["BLOCK_ELEMENTS", "TopPairs", "largest_product", "row_blocks", "top_pairs"]
 
@@ -97,8 +97,10 @@ def top_pairs(
         return _sorted(_scores(anchors, anchors if candidates is None else candidates, *near), *near, k)
     # Only the first copies of a vector can be in the answer: a later copy has k twins that are as similar and earlier.
     # One more copy may be the row itself. Without this, a corpus of equal rows would tie everywhere.
-    left, left_rows = _first_copies(anchors, k + 1)
-    right, right_rows = (left, left_rows) if candidates is None else _first_copies(candidates, k + 1)
+    left, left_rows = alone(lambda: _first_copies(anchors, k + 1))
+    right, right_rows = left, left_rows
+    if candidates is not None:
+        right, right_rows = alone(lambda: _first_copies(candidates, k + 1))
     found = _Search(left, right, left_rows, right_rows, k, ordered=candidates is not None).run(on_block)
     return TopPairs(found.similarity, left_rows[found.anchor], right_rows[found.candidate])
 
@@ -213,9 +215,9 @@ class _Search:
         """Look at every tile."""
         if not self._pairs:
             return _NONE
-        screen = Screen.of(self._left, self._right) if int8_pays() else None
+        screen = alone(lambda: Screen.of(self._left, self._right)) if int8_pays() else None
         tiles = self._tiles()
-        for floor in (self._guessed_floor(), -np.inf):
+        for floor in (alone(self._guessed_floor), -np.inf):
             best = _Best(self._k, floor)
             for done, _ in enumerate(in_turn(lambda tile: self._look(screen, best, *tile), tiles), 1):  # noqa: B023
                 if on_block is not None:

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from probe_service.similarity.threads import in_turn
+from probe_service.similarity.threads import alone
 
 __all__ = ["Screen", "int8_pays", "rounding_of_float32"]
 
@@ -102,7 +102,7 @@ def int8_pays() -> bool:
 
     The trial runs on one thread and by that thread's own clock: what else the machine does must not decide.
     """
-    return next(in_turn(lambda _: _int8_pays_on_this_thread(), [None]))
+    return alone(_int8_pays_on_this_thread)
 
 
 def _int8_pays_on_this_thread() -> bool:

@@ -14,7 +14,7 @@ from threadpoolctl import ThreadpoolController
 
 from probe_service.cores import pool_on_cores
 
-__all__ = ["in_turn"]
+__all__ = ["alone", "in_turn"]
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -45,6 +45,14 @@ def in_turn(work: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[R
             begun = [each for each in running if not each.cancel()]
             for each in begun:
                 each.exception()
+
+
+def alone(work: Callable[[], Result]) -> Result:
+    """Return the result of work on one core.
+
+    Short operations on many are slower than on one: they end when the last core does, and that one may be at something else.
+    """
+    return next(in_turn(lambda _: work(), [None]))
 
 
 @cache
