@@ -13,6 +13,7 @@ import json
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -51,26 +52,22 @@ def naive_probe(
 
 def read_texts(file: Path, count: int) -> list[str]:
     """The first texts of a jsonl file, packed or not."""
-    with (
-        gzip.open(file, "rt", encoding="utf-8")
-        if file.suffix == ".gz"
-        else file.open(encoding="utf-8") as lines
-    ):
-        return [json.loads(line)["text"] for line, _ in zip(lines, range(count), strict=False)]
+    return [row["text"] for row in _read_rows(file, count)]
 
 
 def read_groups(file: Path, count: int) -> np.ndarray | None:
     """The first rows' groups as numbers, where the file has the column `group`; a row without one is a group of its own."""
-    with (
-        gzip.open(file, "rt", encoding="utf-8")
-        if file.suffix == ".gz"
-        else file.open(encoding="utf-8") as lines
-    ):
-        rows = [json.loads(line) for line, _ in zip(lines, range(count), strict=False)]
+    rows = _read_rows(file, count)
     if not any("group" in row for row in rows):
         return None
     names = [str(row["group"]) if row.get("group") is not None else f"\0{at}" for at, row in enumerate(rows)]
     return np.unique(names, return_inverse=True)[1]
+
+
+def _read_rows(file: Path, count: int) -> list[dict[str, Any]]:
+    opened = gzip.open(file, "rt", encoding="utf-8") if file.suffix == ".gz" else file.open(encoding="utf-8")
+    with opened as lines:
+        return [json.loads(line) for line, _ in zip(lines, range(count), strict=False)]
 
 
 def packaged_minilm() -> str:
