@@ -65,8 +65,11 @@ def read_groups(file: Path, count: int) -> np.ndarray | None:
 
 
 def _read_rows(file: Path, count: int) -> list[dict[str, Any]]:
-    opened = gzip.open(file, "rt", encoding="utf-8") if file.suffix == ".gz" else file.open(encoding="utf-8")
-    with opened as lines:
+    with (
+        gzip.open(file, "rt", encoding="utf-8")
+        if file.suffix == ".gz"
+        else file.open(encoding="utf-8") as lines
+    ):
         return [json.loads(line) for line, _ in zip(lines, range(count), strict=False)]
 
 
