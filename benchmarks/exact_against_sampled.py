@@ -86,9 +86,8 @@ def exact(corpus: Vectors, sizes: list[int]) -> tuple[dict[str, list[float]], Ex
         known=lambda block: corpus.evidence.known_pairs(everything, block),
         unjudged=corpus.evidence.unjudged_rows,
         worst_case_similarity=FLOOR,
-        checkpoint=lambda: None,
     ):
-        accumulator.add(found.candidates, found.known, found.worst, found.own, lambda: None)
+        accumulator.add(found.candidates, found.known, found.worst, found.own)
         above += found.above
         for at, size in enumerate(sizes):
             hardest[at] += expected_maximum(found.candidates, BIN_CENTRES, size) * len(found.candidates)

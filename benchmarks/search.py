@@ -168,7 +168,6 @@ def histogram(size: int, dimension: int, pairs: int) -> dict[str, Any]:
             known=lambda _block: BatchPairs(none, none, none),
             unjudged=None,
             worst_case_similarity=None,
-            checkpoint=lambda: None,
         ):
             pass
 

@@ -6,13 +6,13 @@ over whatever cells, of the push on false negatives in each: computed from the h
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from probe_service.estimate.integral import Counts, Floats, Histograms, Layer, PushIntegral
+from probe_service.estimate.integral import Counts, Floats, Histograms, Layer, PushIntegral, inverse
 
 __all__ = ["Decomposition", "DecompositionAccumulator"]
 
@@ -89,7 +89,6 @@ class DecompositionAccumulator:
         known_anchor: NDArray[np.int64],
         known_candidate: NDArray[np.int64],
         known_bin: NDArray[np.int64],
-        checkpoint: Callable[[], None] = lambda: None,
     ) -> Floats:
         """Take in a block of r anchors.
 
@@ -103,7 +102,6 @@ class DecompositionAccumulator:
             known_anchor: (p,) anchor of each known false negative of these anchors.
             known_candidate: (p,) its candidate.
             known_bin: (p,) the bin of its similarity.
-            checkpoint: Called at every size; may raise.
 
         Returns:
             (sizes, p) q_N(i, j) of the known false negatives.
@@ -120,10 +118,8 @@ class DecompositionAccumulator:
         cell = self._sources[known_anchor] * k + self._sources[known_candidate]
         found = np.zeros((len(self._sizes), len(known_anchor)))
         for at, size in enumerate(self._sizes):
-            checkpoint()
             push = block.received([size], masses)[:, 0].T
-            total = push.sum(axis=1, keepdims=True)
-            scale = np.divide(1.0, total, out=np.zeros_like(total), where=total > 0)
+            scale = inverse(push.sum(axis=1, keepdims=True))
             self.push[at] += belongs @ (push * scale)
             if not len(known_anchor):
                 continue

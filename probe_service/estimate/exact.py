@@ -7,14 +7,14 @@ a bin, S is off by about 1e-5, since the errors of an anchor's pairs have no com
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 import numpy as np
 from scipy.special import gammaln
 
-from probe_service.estimate.integral import Counts, Floats, Histograms, Layer, PushIntegral
+from probe_service.estimate.integral import Counts, Floats, Histograms, Layer, PushIntegral, inverse
 
 __all__ = [
     "EXACT",
@@ -161,7 +161,6 @@ class ShareAccumulator:
         known: Layer,
         worst: Layer | None,
         own: Floats | None,
-        checkpoint: Callable[[], None],
     ) -> None:
         """Take in the histograms of a block of anchors.
 
@@ -170,7 +169,6 @@ class ShareAccumulator:
             known: (r, bins) known false negatives among them.
             worst: (r, bins) those and what the worst case counts; None where that is nothing.
             own: (r,) similarity of the own positives; None for sentences.
-            checkpoint: Called often; may raise.
         """
         counts = Counts.of(candidates)
         if counts.each.max() > self._rows - 1:
@@ -178,14 +176,12 @@ class ShareAccumulator:
         block = self._integral.block(counts)
         masses = [block.mass(counts)]
         masses += [block.mass(Counts.of(layer)) for layer in (known, worst) if layer is not None]
-        checkpoint()
         total, *layers = block.received(self._scan.sizes, masses)
         # q sums to 1 over the candidates of an anchor; dividing by the sum takes the rule's error out.
-        scale = _inverse(total)
+        scale = inverse(total)
         shares = [(layer * scale).sum(axis=1) for layer in layers]
         self._sums[:2] += shares[0], shares[-1]
         if own is not None:
-            checkpoint()
             updates = [
                 (layer * scale).sum(axis=1) for layer in block.received(self._scan.sizes, masses, own=own)
             ]
@@ -217,16 +213,14 @@ class ShareGrid:
         candidates: Layer,
         known: Layer,
         worst: Layer | None,
-        checkpoint: Callable[[], None] = lambda: None,
     ) -> None:
         """Take in the histograms of a block of anchors, as `ShareAccumulator.add` does."""
         counts = Counts.of(candidates)
         false = [Counts.of(layer) for layer in (known, worst) if layer is not None]
         for row, integral in enumerate(self._integrals):
-            checkpoint()
             block = integral.block(counts)
             total, *layers = block.received(self._sizes, [block.mass(each) for each in (counts, *false)])
-            shares = [(layer * _inverse(total)).sum(axis=1) for layer in layers]
+            shares = [(layer * inverse(total)).sum(axis=1) for layer in layers]
             self.sums[:, row] += shares[0], shares[-1]
 
     def shares(self) -> Floats:
@@ -265,8 +259,3 @@ def _all_among(count: int, drawn: int) -> Floats:
     up_to = np.arange(drawn, count + 1)
     log_ways = gammaln(up_to + 1.0) - gammaln(up_to - drawn + 1.0)
     return np.concatenate([np.zeros(drawn), np.exp(log_ways - log_ways[-1])])
-
-
-def _inverse(total: Floats) -> Floats:
-    """1 / total, and 0 where there is nothing to receive."""
-    return np.divide(1.0, total, out=np.zeros_like(total), where=total > 0)

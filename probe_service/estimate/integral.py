@@ -37,6 +37,7 @@ __all__ = [
     "Layer",
     "PushIntegral",
     "Singles",
+    "inverse",
 ]
 
 Floats = NDArray[np.float64]
@@ -367,3 +368,8 @@ class BlockPush:
     def _itself_at_most(self) -> Singles:
         """(g, r) y_j ≤ min(1, Mφ): a factor of at most this keeps every push from going below 0 where m is not ≪ M."""
         return np.maximum(self.mass_inverse, np.float32(1.0)) * self.tables.steps[: self.points, None]
+
+
+def inverse(total: Floats) -> Floats:
+    """Return 1 / total, by which what is `received` becomes a share of it; 0 where there is nothing to receive."""
+    return np.divide(1.0, total, out=np.zeros_like(total), where=total > 0)

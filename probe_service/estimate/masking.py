@@ -8,7 +8,7 @@ How many anchors push nothing is a figure of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,6 +23,7 @@ from probe_service.estimate.integral import (
     Layer,
     PushIntegral,
     Singles,
+    inverse,
 )
 
 __all__ = ["Mask", "MaskAccumulator", "MaskEffect"]
@@ -129,7 +130,6 @@ class MaskAccumulator:
         known: Layer,
         worst: Layer | None,
         own: Floats | None,
-        checkpoint: Callable[[], None] = lambda: None,
     ) -> None:
         """Take in the histograms of a block of anchors, as `ShareAccumulator.add` does."""
         everything, marked = Counts.of(candidates), Counts.of(known)
@@ -149,12 +149,10 @@ class MaskAccumulator:
         ]
         for each, sums in zip(masked, self._sums, strict=True):
             sums[6] += each.hidden.sum()
-        checkpoint()
         masses += [mass for each in masked for mass in (each.total, each.false)]
         total, *layers = before.received(self._scan.sizes, masses)
-        usual, *left = np.stack(layers) * _inverse(total)
+        usual, *left = np.stack(layers) * inverse(total)
         for each, open_total, open_false, sums in zip(masked, left[::2], left[1::2], self._sums, strict=True):
-            checkpoint()
             pushes, shares = each.after_masking(self._scan.sizes)
             sums[0] += pushes.sum(axis=1)
             sums[1:3] += (shares * pushes).sum(axis=2)
@@ -207,12 +205,7 @@ class _Masked:
         total, *false = self.after.received(sizes, [self.total, self.false, self.worst])
         candidates = self.after.candidates_each
         idle = np.stack([_all_drawn_from(self.hidden, candidates, size - 1) for size in sizes])
-        return 1.0 - idle, np.stack(false) * _inverse(total)
-
-
-def _inverse(total: Floats) -> Floats:
-    """1 / total, and 0 where there is nothing to receive."""
-    return np.divide(1.0, total, out=np.zeros_like(total), where=total > 0)
+        return 1.0 - idle, np.stack(false) * inverse(total)
 
 
 def _all_drawn_from(some: Floats, candidates: Floats, drawn: float) -> Floats:

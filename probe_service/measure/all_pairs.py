@@ -142,12 +142,11 @@ class AllPairs:
             known=lambda anchors: population.evidence.known_pairs(rows[None, :], anchors),
             unjudged=population.evidence.unjudged_rows,
             worst_case_similarity=population.floor,
-            checkpoint=_go_on,
             sources=None if detail is None else detail.sources,
         ):
             worst = None if found.worst is None else Counts(found.worst)
             layers = Counts(found.candidates), Counts(found.known), worst
-            accumulator.add(*layers, found.own, _go_on)
+            accumulator.add(*layers, found.own)
             if detail is not None:
                 detail.add(found, *layers)
             above += found.above
@@ -311,7 +310,3 @@ class _Detail:
         }
         pairs = dict(zip(_PER_KNOWN_PAIR, map(np.concatenate, zip(*self._known, strict=True)), strict=True))
         return sums | pairs
-
-
-def _go_on() -> None:
-    """Nothing: blocks are short, and whether to go on is asked between them."""

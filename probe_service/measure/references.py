@@ -80,7 +80,7 @@ class References:
         """Measure beside some batches."""
         rows = self._population.plan.batches(self.size, WHOLE, part.first, part.count)
         found = []
-        for figures in in_turn(self._beside, list(enumerate(rows, start=part.first))):
+        for figures in in_turn(self._beside, enumerate(rows, start=part.first)):
             self._scratch.checkpoint()
             found.append(figures)
         columns = {

@@ -304,7 +304,6 @@ class Softmaxes:
             own_terms=sum(term.direction in _WITH_OWN_PAIR for term in terms),
             further=further,
             num_anchors=num_anchors,
-            checkpoint=_go_on,
         )
 
 
@@ -403,10 +402,6 @@ class _Columns:
     batch: Rows
     anchor: Rows
     candidate: Rows
-
-
-def _go_on() -> None:
-    """Nothing: stacks are short, and whether to go on is asked between them."""
 
 
 def _mean(softmaxes: list[BatchMeasurements]) -> BatchMeasurements:

@@ -193,7 +193,7 @@ def measure_batches(
     certain: KnownPairs | None,
     unjudged: torch.Tensor | None,
     worst_case_similarity: float | None,
-    checkpoint: Callable[[], None],
+    checkpoint: Callable[[], None] = lambda: None,
     inferred: KnownPairs | None = None,
     borrowed: Floats | None = None,
     own_similarity: torch.Tensor | None = None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -61,7 +61,6 @@ def row_histograms(
     known: KnownPairs,
     unjudged: NDArray[np.bool_] | None,
     worst_case_similarity: float | None,
-    checkpoint: Callable[[], None],
     sources: NDArray[np.int64] | None = None,
 ) -> Iterator[RowHistograms]:
     """Count the similarities of some anchors to all candidates, a few anchors at a time.
@@ -74,7 +73,6 @@ def row_histograms(
         known: Known false negatives of a slice of anchors, among all n.
         unjudged: (n,) rows whose pairs are unjudged unless known; None if all are judged.
         worst_case_similarity: s₀; None counts every unjudged pair.
-        checkpoint: Called between blocks; may raise.
         sources: (n,) number of each row's source, from 0; None: no histograms by source. Blocks shrink as sources grow in
             number: a few dozen at most.
 
@@ -94,10 +92,8 @@ def row_histograms(
     where = np.searchsorted(counting.thresholds, np.array(thresholds, dtype=np.float32))
     step = max(1, min(_TILE_ROWS, BLOCK_ELEMENTS // (counting.kinds * len(BIN_CENTRES))))
     blocks = [slice(first, min(first + step, block.stop)) for first in range(block.start, block.stop, step)]
-    checkpoint()
     for found in in_turn(counting.count, blocks):
         yield replace(found, own=None if candidates is None else found.own, above=found.above[where])
-        checkpoint()
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,7 @@ def test_parts_sum_to_the_share():
     sizes, temperature = (2, 5, 7), 0.05
     found, of_pairs = decomposed(s, known, sources, sizes, temperature, blocks=3)
     accumulator = ShareAccumulator(CENTRES, lowest=-1.0, rows=150, largest=7, temperature=temperature)
-    accumulator.add(histogram(s, others(s)), histogram(s, known), None, None, lambda: None)
+    accumulator.add(histogram(s, others(s)), histogram(s, known), None, None)
     shares = ExactShares.from_sums(accumulator.sums, rows=150)
     for at, size in enumerate(sizes):
         share = found[at].share

@@ -49,9 +49,8 @@ def exact(rows, candidates, groups, *, largest, temperature, floor=None, blocks=
             known=lambda b: evidence.known_pairs(everything, b),
             unjudged=evidence.unjudged_rows,
             worst_case_similarity=floor,
-            checkpoint=lambda: None,
         ):
-            accumulator.add(h.candidates, h.known, h.worst, h.own, lambda: None)
+            accumulator.add(h.candidates, h.known, h.worst, h.own)
             histograms.append(h)
         sums = sums + accumulator.sums
     return ExactShares.from_sums(sums, rows=n), histograms
@@ -165,7 +164,7 @@ def test_shares_against_all_batches(temperature, paired):
     s, known = small_corpus(4, 9, paired=paired)
     worst = known | (s > 0.4) & others(s)
     accumulator = ShareAccumulator(CENTRES, lowest=-1.0, rows=9, largest=4, temperature=temperature)
-    accumulator.add(histogram(s, others(s)), histogram(s, known), histogram(s, worst), None, lambda: None)
+    accumulator.add(histogram(s, others(s)), histogram(s, known), histogram(s, worst), None)
     found = ExactShares.from_sums(accumulator.sums, rows=9)
     for size, error in ((2, 1e-6), (3, 2e-5), (4, 1e-2)):  # exact up to N = 3; N = 4 is far beyond n/20
         push, _ = push_of_all_batches(s, size, temperature)
@@ -178,7 +177,7 @@ def test_updates_against_all_batches():
     s, known = small_corpus(6, 8, paired=True)
     temperature = 0.1
     accumulator = ShareAccumulator(CENTRES, lowest=-1.0, rows=8, largest=3, temperature=temperature)
-    accumulator.add(histogram(s, others(s)), histogram(s, known), None, np.diag(s), lambda: None)
+    accumulator.add(histogram(s, others(s)), histogram(s, known), None, np.diag(s))
     found = ExactShares.from_sums(accumulator.sums, rows=8)
     for size in (2, 3):
         false, everything = 0.0, 0.0
@@ -209,7 +208,7 @@ def test_the_grid_of_sizes_and_temperatures_agrees_with_the_scan_and_with_batche
     assert found.shape == (2, 3, 3)
     for row, temperature in enumerate(temperatures):
         accumulator = ShareAccumulator(CENTRES, lowest=-1.0, rows=n, largest=20, temperature=temperature)
-        accumulator.add(*layers, None, lambda: None)
+        accumulator.add(*layers, None)
         scan = ExactShares.from_sums(accumulator.sums, rows=n)
         at = [size - 2 for size in sizes]
         np.testing.assert_allclose(found[:, row], [scan.known[at], scan.worst[at]], rtol=1e-5)
@@ -250,7 +249,7 @@ def test_temperatures_out_of_range_and_candidates_too_many_are_refused():
     s, known = small_corpus(1, 5)
     accumulator = ShareAccumulator(CENTRES, lowest=-1.0, rows=4, largest=2, temperature=0.05)
     with pytest.raises(ValueError, match="more than 3 candidates"):
-        accumulator.add(histogram(s, others(s)), histogram(s, known), None, None, lambda: None)
+        accumulator.add(histogram(s, others(s)), histogram(s, known), None, None)
 
 
 @pytest.fixture(scope="module")
@@ -325,7 +324,6 @@ def test_bins_cost_next_to_nothing_on_real_vectors(utterances):
         known=lambda block: evidence.known_pairs(np.arange(n)[None, :], block),
         unjudged=None,
         worst_case_similarity=None,
-        checkpoint=lambda: None,
     ):
         grid.add(found.candidates, found.known, found.worst)
     expected = np.zeros((len(temperatures), 3))

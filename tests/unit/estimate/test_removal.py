@@ -70,9 +70,7 @@ def test_dropping_the_listed_rows_lowers_the_share_more_than_others():
         accumulator = ShareAccumulator(
             CENTRES, lowest=-1.0, rows=len(keep), largest=size, temperature=temperature
         )
-        accumulator.add(
-            histogram(s[at], others(s[at])), histogram(s[at], known[at]), None, None, lambda: None
-        )
+        accumulator.add(histogram(s[at], others(s[at])), histogram(s[at], known[at]), None, None)
         return ExactShares.from_sums(accumulator.sums, rows=len(keep)).known[-1]
 
     at_random = [share_without(rng.choice(n, count, replace=False)) for _ in range(5)]

@@ -42,7 +42,6 @@ def test_histograms_against_loops(paired, source_count, floor):
             known=lambda rows: evidence.known_pairs(np.arange(n)[None, :], rows),
             unjudged=evidence.unjudged_rows,
             worst_case_similarity=floor,
-            checkpoint=lambda: None,
             sources=sources,
         )
     )
@@ -97,7 +96,6 @@ def test_no_worst_case_where_all_is_judged():
         known=lambda block: evidence.known_pairs(np.arange(4)[None, :], block),
         unjudged=evidence.unjudged_rows,
         worst_case_similarity=None,
-        checkpoint=lambda: None,
     )
     assert part.worst is None
     assert part.known.sum(axis=1).tolist() == [1, 1, 1, 1]
